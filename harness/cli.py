@@ -1,0 +1,114 @@
+"""The `voltabench` command: every rule of the workflow is one of these, and a person can call them too.
+
+Each command loads its module when called, so that `--help` and planning stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.errors import VoltabenchError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="a config/*.yaml, or results/<run>/config.yaml")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="left out: chosen for this machine")] = None,
+    budget_min: Annotated[float | None, typer.Option(help="stop measuring cleanly after this many minutes")] = None,
+) -> None:
+    """Build, measure, draw and report: the whole workflow, resumed where it stopped."""
+    from harness.run import run_workflow
+
+    run_workflow(config, budget_min)
+
+
+@app.command()
+def plan(config: ConfigPath) -> None:
+    """Say how many rows, how much memory and about how many minutes a config needs, before anything runs."""
+    from harness.plan import print_plan
+
+    print_plan(config)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has: GPU, driver, libraries, NVML, and each contender or how to get it."""
+    from harness.doctor import print_diagnosis
+
+    print_diagnosis()
+
+
+@app.command()
+def build(config: ConfigPath, output: Annotated[Path, typer.Option(help="resource report (CSV)")]) -> None:
+    """Compile every kernel for the config's architectures and write the resource report."""
+    from impl.cuda.report import write_report
+
+    write_report(config, output)
+
+
+@app.command()
+def measure(config: ConfigPath, panel: Annotated[str, typer.Argument(help="experiment/panel")]) -> None:
+    """Measure one panel; records already there are kept, the missing ones are added."""
+    from harness.measure import measure_panel
+
+    measure_panel(config, panel)
+
+
+@app.command()
+def collect(config: ConfigPath) -> None:
+    """Gather the panels' records into records.parquet and samples.parquet."""
+    from harness.collect import collect_run
+
+    collect_run(config)
+
+
+@app.command()
+def figure(config: ConfigPath, name: Annotated[str, typer.Argument(help="module under harness/figures")]) -> None:
+    """Draw one figure family from a run's records: PDF, SVG, PNG and the CSV it was drawn from."""
+    from harness.figures import draw
+
+    draw(config, name)
+
+
+@app.command()
+def claims(config: ConfigPath) -> None:
+    """Write claims.csv: each published number, what this run measured, and the verdict."""
+    from harness.claims import write_claims
+
+    write_claims(config)
+
+
+@app.command()
+def notebook(config: ConfigPath, name: Annotated[str, typer.Argument(help="notebooks/<name>.ipynb")]) -> None:
+    """Execute one analysis notebook on a run's records."""
+    from harness.notebooks import execute
+
+    execute(config, name)
+
+
+@app.command()
+def summary(config: ConfigPath) -> None:
+    """Print what was measured, what could not run and why, and where to look."""
+    from harness.summary import print_summary
+
+    print_summary(config)
+
+
+def main() -> None:
+    """Entry point: a mistake a user can mend is one line on stderr and exit code 2."""
+    try:
+        app()
+    except VoltabenchError as error:
+        print(f"voltabench: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A run's config: read, checked to the last case before any work, and expanded into cases.
+
+Every error names the file and the path inside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.case import Case
+from harness.contender import ROOT, Contender, discover
+from harness.errors import ConfigError
+from harness.ops import OPS
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measure(_Model):
+    """How a case is timed (docs/measuring.md)."""
+
+    warmup_s: float = Field(0.05, ge=0)
+    min_samples: int = Field(10, ge=3)
+    min_time_s: float = Field(0.1, ge=0)
+    max_time_s: float = Field(2.0, gt=0)
+    relative_iqr: float = Field(0.01, gt=0)
+    rounds: int = Field(6, ge=2)
+    timeout_s: float = Field(180.0, gt=0, description="limit of one step of one contender before it is killed")
+
+
+class Energy(_Model):
+    """The separate energy pass, taken on the cells that panels name."""
+
+    window_s: float = Field(1.0, gt=0)
+    trials: int = Field(3, ge=1)
+    settle_s: float = Field(1.0, ge=0)
+
+
+class EnergyCells(_Model):
+    """Cells whose energy is taken: these contenders on the panel's cases that have these parameters."""
+
+    contenders: list[str]
+    where: dict[str, Any] = {}
+
+
+class Panel(_Model):
+    """Cases drawn together: every shape combined with every choice of the lists in `each`."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    title: str
+    shapes: list[dict[str, Any]] = Field([{}], min_length=1)
+    each: dict[str, Any] = {}
+    contenders: list[str] | None = Field(None, description="instead of the experiment's")
+    headline: bool = Field(False, description="measured first when there is a time budget")
+    energy: list[EnergyCells] = []
+
+
+class Experiment(_Model):
+    """Panels that answer one question."""
+
+    op: str
+    question: str
+    baseline: str = Field(description="contender that speed-ups are taken against")
+    contenders: list[str] = Field(min_length=1)
+    panels: list[Panel] = Field(min_length=1)
+
+
+class Config(_Model):
+    """A run."""
+
+    run: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    device: Literal["cpu", "cuda"]
+    gpu: str | None = Field(None, description="part of the GPU's name that the config was written for; null: any")
+    architectures: list[Literal["sm_70", "sm_80", "sm_90a"]] = ["sm_70", "sm_80", "sm_90a"]
+    contender_folders: list[Path] = []
+    budget_min: float | None = Field(None, gt=0, description="stop cleanly after this many minutes of measuring")
+    measure: Measure = Measure()
+    energy: Energy = Energy()
+    experiments: dict[str, Experiment] = Field(min_length=1)
+
+    @property
+    def results(self) -> Path:
+        return Path("results") / self.run
+
+    def contenders(self, op: str) -> dict[str, Contender]:
+        return discover(tuple(self.contender_folders)).get(op, {})
+
+    def cases(self, experiment: str, panel: Panel) -> list[Case]:
+        """The panel's cases, in config order. Raises ConfigError for a bad or repeated one."""
+        op = OPS[self.experiments[experiment].op]
+        place = f"experiments.{experiment}.panels.{panel.name}"
+        choices = {key: value if isinstance(value, list) else [value] for key, value in panel.each.items()}
+        cases: dict[str, Case] = {}
+        for index, shape in enumerate(panel.shapes):
+            for combination in itertools.product(*choices.values()):
+                fields = {**shape, **dict(zip(choices, combination, strict=True))}
+                try:
+                    params = op.Params.model_validate(fields)
+                except ValidationError as error:
+                    raise ConfigError(f"{place}: {_first(error)} in the case {fields}") from None
+                energy = [c for cells in panel.energy if _matches(params, cells.where) for c in cells.contenders]
+                case = Case(experiment, panel.name, op, params, tuple(dict.fromkeys(energy)))
+                if case.id in cases:
+                    raise ConfigError(f"{place}.shapes[{index}]: the case {case.id} is there twice; remove one")
+                cases[case.id] = case
+        return list(cases.values())
+
+    def panel(self, experiment: str, panel: str) -> Panel:
+        """Raises ConfigError when there is no such experiment or panel."""
+        panels = self.experiments[experiment].panels if experiment in self.experiments else []
+        for candidate in panels:
+            if candidate.name == panel:
+                return candidate
+        raise ConfigError(f"no panel {experiment}/{panel}; there are: {', '.join(sorted(self.panel_names()))}")
+
+    def panel_names(self) -> list[str]:
+        """All panels as `experiment/panel`, headline panels first, else in config order."""
+        panels = [(not p.headline, f"{e}/{p.name}") for e, x in self.experiments.items() for p in x.panels]
+        return [name for _, name in sorted(panels, key=lambda pair: pair[0])]
+
+    def panel_contenders(self, experiment: str, panel: Panel) -> list[str]:
+        return panel.contenders or self.experiments[experiment].contenders
+
+
+def _matches(params: Any, where: dict[str, Any]) -> bool:
+    return all(getattr(params, key, None) == value for key, value in where.items())
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    return f"{where}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
+
+
+def _known(place: str, what: str, name: str, names: Any) -> None:
+    if name not in names:
+        raise ConfigError(f"{place}: unknown {what} {name!r}; known: {', '.join(sorted(names))}")
+
+
+def _check(config: Config) -> None:
+    for name, experiment in config.experiments.items():
+        place = f"experiments.{name}"
+        _known(f"{place}.op", "op", experiment.op, OPS)
+        known = config.contenders(experiment.op)
+        for contender in [experiment.baseline, *experiment.contenders]:
+            _known(f"{place}.contenders", f"contender for {experiment.op}", contender, known)
+        for panel in experiment.panels:
+            used = config.panel_contenders(name, panel)
+            for contender in used:
+                _known(f"{place}.panels.{panel.name}.contenders", "contender", contender, known)
+            fields = OPS[experiment.op].Params.model_fields
+            for cells in panel.energy:
+                for contender in cells.contenders:
+                    _known(f"{place}.panels.{panel.name}.energy", "contender of this panel", contender, used)
+                for key in cells.where:
+                    _known(f"{place}.panels.{panel.name}.energy.where", "parameter", key, fields)
+            config.cases(name, panel)
+
+
+def parse_config(raw: Any, source: str) -> Config:
+    """Check `raw` (a mapping) whole; `source` names it in errors. Raises ConfigError."""
+    try:
+        config = Config.model_validate(raw)
+        _check(config)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_first(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return config
+
+
+def load_config(path: str | Path) -> Config:
+    """Read and check a YAML config. Raises ConfigError."""
+    try:
+        raw = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name one of {', '.join(known_configs())}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    return parse_config(raw, str(path))
+
+
+def known_configs() -> list[str]:
+    return [str(p.relative_to(ROOT)) for p in sorted((ROOT / "config").glob("*.yaml"))]

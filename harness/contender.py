@@ -1,0 +1,154 @@
+"""The contract of a contender, and how contenders are found.
+
+One file, one contender (or one family that shares everything but a constant): a class below `Contender`
+in `baselines/<op>/*.py`, in `impl/<system>/contender.py`, or in a folder that the config names.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.ops.base import Tensors
+
+ROOT = Path(__file__).resolve().parents[1]
+Backend = Literal["reference", "emulated", "kernel", "library"]
+Role = Literal["ours", "baseline", "control"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device a case runs on. `capability` is (0, 0) on a CPU."""
+
+    device: Literal["cpu", "cuda"]
+    name: str
+    capability: tuple[int, int] = (0, 0)
+    memory_bytes: int = 0
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device == "cuda"
+
+
+@dataclass
+class Prepared:
+    """A contender ready to be timed.
+
+    `run()` does the op's work once, on the current stream, and returns its outputs by name. It allocates
+    nothing that grows, converts nothing, and can be captured in a CUDA graph unless `graphable` is False.
+    """
+
+    run: Callable[[], dict[str, Tensor]]
+    backend: Backend
+    kernel_arch: str | None = None  # architecture the source was written for: "sm_70"
+    built_arch: str | None = None  # architecture it was compiled for
+    variant: str | None = None  # what distinguishes it within a family: "fp16 accumulate"
+    tuning: dict[str, Any] = field(default_factory=dict)  # algorithm, split-K, tile: whatever was chosen
+    graphable: bool = True
+    no_times: str | None = None  # reason why its times mean nothing here (an emulated instruction)
+    note: str | None = None  # shown in reports: "the same kernel as sdpa_efficient"
+
+
+class Contender(ABC):
+    """One way to compute an op.
+
+    Class attributes name it; the two `un...` methods answer None or a reason that a person can act on.
+    Heavy packages are imported inside methods.
+    """
+
+    name: ClassVar[str]
+    op: ClassVar[str]
+    role: ClassVar[Role]
+    label: ClassVar[str]  # short, for legends
+    summary: ClassVar[str]  # one line, for `voltabench doctor` and the README
+    source: ClassVar[str]  # paper, package or documentation it stands for
+    sources: ClassVar[tuple[str, ...]] = ()  # files and folders (from the repository root) its results depend on
+
+    def unavailable(self, target: Target) -> str | None:
+        """Why this contender cannot run at all on `target` (missing package, GPU), and how to get it."""
+        return None
+
+    def unsupported(self, params: Any, target: Target) -> str | None:
+        """Why this contender cannot run this case on `target`, though it is available."""
+        return None
+
+    @abstractmethod
+    def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
+        """Convert, compile and plan; timed as set-up. Outputs are not computed here."""
+
+    def code_hash(self) -> str:
+        """Hash of the contender's own file and `sources`; a record of other code is measured again."""
+        own = Path(inspect.getfile(type(self)))
+        digest = hashlib.sha256()
+        for path in [own, *_files(ROOT / s for s in self.sources)]:
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    kept = (".py", ".cu", ".cuh", ".h")
+    found = [f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f.suffix in kept]
+    return sorted(found)
+
+
+def _load(path: Path) -> ModuleType:
+    relative = path.relative_to(ROOT) if path.is_relative_to(ROOT) else None
+    if relative is not None:
+        return importlib.import_module(".".join(relative.with_suffix("").parts))
+    name = f"voltabench_user_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise ConfigError(f"contender_folders: {path}: {type(error).__name__}: {error}") from error
+    return sys.modules[name]
+
+
+def contender_files(folders: Iterable[Path] = ()) -> list[Path]:
+    files = [*ROOT.glob("baselines/*/*.py"), *ROOT.glob("impl/*/contender.py")]
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"contender_folders: no folder {folder}; name an existing one")
+        files += Path(folder).resolve().glob("*.py")
+    return sorted(f for f in files if not f.name.startswith("_"))
+
+
+@functools.cache
+def discover(folders: tuple[Path, ...] = ()) -> dict[str, dict[str, Contender]]:
+    """All contenders as `{op: {name: instance}}`, from the repository and the given folders.
+
+    Raises ConfigError when two contenders of one op share a name, or a user's file does not load.
+    """
+    found: dict[str, dict[str, Contender]] = {}
+    for path in contender_files(folders):
+        module = _load(path)
+        for cls in vars(module).values():
+            if not (inspect.isclass(cls) and issubclass(cls, Contender)) or inspect.isabstract(cls):
+                continue
+            if cls.__module__ != module.__name__ or not hasattr(cls, "name"):
+                continue
+            by_name = found.setdefault(cls.op, {})
+            if cls.name in by_name:
+                raise ConfigError(f"{path}: a contender named {cls.name!r} exists for op {cls.op!r}; rename one")
+            by_name[cls.name] = cls()
+    return found
