@@ -60,6 +60,9 @@ class Prepared:
     variant: str | None = None  # what distinguishes it within a family: "fp16 accumulate"
     tuning: dict[str, Any] = field(default_factory=dict)  # algorithm, split-K, tile: whatever was chosen
     graphable: bool = True
+    bytes_floor: int | None = None  # fewest bytes one call moves in this contender's format, where it is not the op's
+    format_bytes: int | None = None  # size of the converted operand
+    expected: dict[str, Tensor] | None = None  # outputs to match bit for bit, where they are not the op's (a copy)
     no_times: str | None = None  # reason why its times mean nothing here (an emulated instruction)
     note: str | None = None  # shown in reports: "the same kernel as sdpa_efficient"
 
@@ -90,6 +93,11 @@ class Contender(ABC):
     @abstractmethod
     def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
         """Convert, compile and plan; timed as set-up. Outputs are not computed here."""
+
+    def reference_case(self, params: Any, inputs: Tensors) -> tuple[Any, Tensors]:
+        """The params and inputs whose reference the outputs must match: the case itself, save for a yardstick
+        that does other work (a dense kernel beside block-sparse ones)."""
+        return params, inputs
 
     def code_hash(self) -> str:
         """Hash of the contender's own file and `sources`; a record of other code is measured again."""
