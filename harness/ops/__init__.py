@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from harness.ops.attention import Attention
 from harness.ops.base import Op
+from harness.ops.block_sparse_attention import BlockSparseAttention
+from harness.ops.spmm import SpMM
 
-OPS: dict[str, Op] = {}
+OPS: dict[str, Op] = {op.name: op for op in (Attention(), BlockSparseAttention(), SpMM())}

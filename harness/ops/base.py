@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Tensors = Mapping[str, "Tensor"]
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4}  # bytes, by CaseParams.dtype
 
 
 class Op(ABC):
