@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from harness.errors import VoltabenchError
+from harness.errors import MachineError, VoltabenchError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -48,9 +48,14 @@ def doctor() -> None:
 @app.command()
 def build(config: ConfigPath, output: Annotated[Path, typer.Option(help="resource report (CSV)")]) -> None:
     """Compile every kernel for the config's architectures and write the resource report."""
+    from harness.config import load_config
+    from impl.cuda.build import BuildError
     from impl.cuda.report import write_report
 
-    write_report(config, output)
+    try:
+        write_report(load_config(config).architectures, output)
+    except BuildError as error:
+        raise MachineError(str(error)) from error
 
 
 @app.command()
