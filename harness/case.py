@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from harness.model import StrictModel
 
 if TYPE_CHECKING:
     from harness.ops.base import Op
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 Dtype = Literal["float16", "bfloat16", "float32"]
 
 
-class CaseParams(BaseModel):
+class CaseParams(StrictModel):
     """Fields every op's cases have. Ops subclass this; unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     dtype: Dtype = "float16"
     seed: int = Field(0, ge=0)

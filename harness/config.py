@@ -6,23 +6,23 @@ Every error names the file and the path inside it.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from harness.case import Case
 from harness.contender import ROOT, Contender, discover
 from harness.errors import ConfigError
+from harness.model import StrictModel
 from harness.ops import OPS
 
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 
 
-class Measure(_Model):
+class Measure(StrictModel):
     """How a case is timed (docs/measuring.md)."""
 
     warmup_s: float = Field(0.05, ge=0)
@@ -34,7 +34,7 @@ class Measure(_Model):
     timeout_s: float = Field(180.0, gt=0, description="limit of one step of one contender before it is killed")
 
 
-class Energy(_Model):
+class Energy(StrictModel):
     """The separate energy pass, taken on the cells that panels name."""
 
     window_s: float = Field(1.0, gt=0)
@@ -42,17 +42,17 @@ class Energy(_Model):
     settle_s: float = Field(1.0, ge=0)
 
 
-class EnergyCells(_Model):
+class EnergyCells(StrictModel):
     """Cells whose energy is taken: these contenders on the panel's cases that have these parameters."""
 
     contenders: list[str]
     where: dict[str, Any] = {}
 
 
-class Panel(_Model):
+class Panel(StrictModel):
     """Cases drawn together: every shape combined with every choice of the lists in `each`."""
 
-    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    name: Name
     title: str
     shapes: list[dict[str, Any]] = Field([{}], min_length=1)
     each: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class Panel(_Model):
     energy: list[EnergyCells] = []
 
 
-class Experiment(_Model):
+class Experiment(StrictModel):
     """Panels that answer one question."""
 
     op: str
@@ -71,7 +71,7 @@ class Experiment(_Model):
     panels: list[Panel] = Field(min_length=1)
 
 
-class Config(_Model):
+class Config(StrictModel):
     """A run."""
 
     run: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
@@ -82,7 +82,14 @@ class Config(_Model):
     budget_min: float | None = Field(None, gt=0, description="stop cleanly after this many minutes of measuring")
     measure: Measure = Measure()
     energy: Energy = Energy()
-    experiments: dict[str, Experiment] = Field(min_length=1)
+    experiments: dict[Name, Experiment] = Field(min_length=1)
+
+    @field_validator("run")
+    @classmethod
+    def _keep_published_numbers(cls, run: str) -> str:
+        if run == "paper":
+            raise ValueError("results/paper holds the published numbers; choose another name")
+        return run
 
     @property
     def results(self) -> Path:
@@ -133,9 +140,13 @@ def _matches(params: Any, where: dict[str, Any]) -> bool:
 
 
 def _first(error: ValidationError) -> str:
+    """The first mistake as `place: what is right (got ...)`."""
     detail = error.errors()[0]
-    where = ".".join(str(part) for part in detail["loc"])
-    return f"{where}: {detail['msg'].removeprefix('Value error, ')} (got {detail['input']!r})"
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] != "value_error":
+        message += f" (got {detail['input']!r})"
+    return f"{where}: {message}" if where else message
 
 
 def _known(place: str, what: str, name: str, names: Any) -> None:
@@ -150,17 +161,27 @@ def _check(config: Config) -> None:
         known = config.contenders(experiment.op)
         for contender in [experiment.baseline, *experiment.contenders]:
             _known(f"{place}.contenders", f"contender for {experiment.op}", contender, known)
+        for panel_name, count in Counter(panel.name for panel in experiment.panels).items():
+            if count > 1:
+                raise ConfigError(f"{place}.panels: {count} panels are named {panel_name!r}; rename all but one")
         for panel in experiment.panels:
-            used = config.panel_contenders(name, panel)
-            for contender in used:
-                _known(f"{place}.panels.{panel.name}.contenders", "contender", contender, known)
-            fields = OPS[experiment.op].Params.model_fields
-            for cells in panel.energy:
-                for contender in cells.contenders:
-                    _known(f"{place}.panels.{panel.name}.energy", "contender of this panel", contender, used)
-                for key in cells.where:
-                    _known(f"{place}.panels.{panel.name}.energy.where", "parameter", key, fields)
-            config.cases(name, panel)
+            _check_panel(config, name, panel)
+
+
+def _check_panel(config: Config, experiment: str, panel: Panel) -> None:
+    place = f"experiments.{experiment}.panels.{panel.name}"
+    op = config.experiments[experiment].op
+    used = config.panel_contenders(experiment, panel)
+    for contender in used:
+        _known(f"{place}.contenders", f"contender for {op}", contender, config.contenders(op))
+    cases = config.cases(experiment, panel)
+    for cells in panel.energy:
+        for contender in cells.contenders:
+            _known(f"{place}.energy", "contender of this panel", contender, used)
+        for key in cells.where:
+            _known(f"{place}.energy.where", "parameter", key, OPS[op].Params.model_fields)
+        if not any(_matches(case.params, cells.where) for case in cases):
+            raise ConfigError(f"{place}.energy.where: {cells.where} matches none of the panel's {len(cases)} cases")
 
 
 def parse_config(raw: Any, source: str) -> Config:
