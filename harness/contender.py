@@ -94,6 +94,16 @@ class Contender(ABC):
     def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
         """Convert, compile and plan; timed as set-up. Outputs are not computed here."""
 
+    def refusal(self, params: Any, target: Target) -> tuple[Literal["unavailable", "unsupported"], str] | None:
+        """The status and reason of a case that is not to be prepared, or None. The one place to ask."""
+        if reason := self.unavailable(target):
+            return "unavailable", reason
+        if target.is_cuda and params.dtype == "bfloat16" and target.capability < (8, 0):
+            return "unsupported", f"bfloat16 needs compute capability 8.0 or newer, {target.name} has none; use float16"
+        if reason := self.unsupported(params, target):
+            return "unsupported", reason
+        return None
+
     def reference_case(self, params: Any, inputs: Tensors) -> tuple[Any, Tensors]:
         """The params and inputs whose reference the outputs must match: the case itself, save for a yardstick
         that does other work (a dense kernel beside block-sparse ones)."""
