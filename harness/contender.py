@@ -57,6 +57,7 @@ class Prepared:
     backend: Backend
     kernel_arch: str | None = None  # architecture the source was written for: "sm_70"
     built_arch: str | None = None  # architecture it was compiled for
+    kernel_hash: str | None = None  # of the compiled kernel's source and options
     variant: str | None = None  # what distinguishes it within a family: "fp16 accumulate"
     tuning: dict[str, Any] = field(default_factory=dict)  # algorithm, split-K, tile: whatever was chosen
     graphable: bool = True
