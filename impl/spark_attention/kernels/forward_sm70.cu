@@ -1,0 +1,339 @@
+// SparkAttention forward for Volta: out = softmax(q k^T * scale) v and its log-sum-exp in one kernel on mma.m8n8k4,
+// with the online softmax, so that scores never leave registers.
+//
+// Tile. A block holds BLOCK_M = 128 query rows, 32 per warp, and walks over the keys BLOCK_N at a time: 64 at head
+// dim 64, 32 at 128. A warp's product is 16x16x4, its quad-pairs (0,0) (0,8) (8,0) (8,8), so that fp32 outputs take
+// PADDED_DIM registers for 32 rows and every fragment of V serves two products. What bounds the choice is the feed
+// from shared memory: an m8n8k4 takes 2 clocks of an SM, a 128-bit load 4. Per key tile and warp that is
+// 320 clocks of loads to 512 of products at head dim 64, 384 to 512 at 128. Splitting 32 rows over the quad-pairs
+// (32x8x4) would need no exchange between them but 1.2 to 1.5 loads' clocks for each clock of products.
+//
+// P. The probabilities of a quad-pair's 8x8 tile become A operands in registers (fragments_sm70.cuh), then are
+// exchanged with the quad-pair of the same rows (lane ^ 4). Each takes its own keys first and the other's second:
+// the order of keys is free for each quad-pair, so nothing is selected; only the address of V differs.
+//
+// Pipeline. Volta has no cp.async: V travels global -> registers while q k^T is computed and is stored to shared
+// memory after it; the next K travels while p v is. One buffer each, two barriers per key tile. 32 KB of shared
+// memory at head dim 64, 48 KB at 128, at most 255 registers: two blocks per SM, 2 warps for each Tensor Core.
+//
+// Shared rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8). Which key is which column of a
+// fragment is free too, and is chosen so that 8 lanes, the group that a 128-bit access serves at once, read
+// rows of K all different mod 8, and 4 rows of V at one chunk and the 4 others at another: no bank conflicts.
+//
+// ACCUMULATE_FP16. Both products accumulate in fp16: q k^T over the head dim, with q scaled first by the power of
+// two in the softmax scale (exact, and the scores keep clear of overflow), p v over one key tile, whose sum is
+// added to the fp32 output; over a whole row fp16 would lose a bit of the output per doubling of the length.
+//
+// A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all rows start at
+// multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit accesses.
+#include "arguments.cuh"
+#include "fragments_sm70.cuh"
+#include "math.cuh"
+
+constexpr int kThreads = 128;
+constexpr int kBlockRows = 128;
+constexpr int kWarpRows = 32;
+constexpr int kRowTiles = kWarpRows / 16;
+constexpr int kKeyTiles = BLOCK_N / 16;
+constexpr int kChunk = 8;
+constexpr int kChunks = PADDED_DIM / kChunk;
+constexpr int kDimTiles = PADDED_DIM / 32;
+constexpr int kStaged = BLOCK_N * kChunks / kThreads;
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// Rows of one head, from `first` on.
+struct Rows {
+    const Element* first;
+    long long stride;
+    int count;
+};
+
+__device__ __forceinline__ uint4* chunk_at(uint4* tile, int row, int chunk) {
+    return tile + row * kChunks + (chunk ^ (row & 7));
+}
+
+// Eight elements from `source` on; those past `columns` are zero.
+__device__ __forceinline__ uint4 load_chunk(const Element* source, int columns) {
+#if ALIGNED
+    return columns > 0 ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
+#else
+    unsigned words[4] = {0, 0, 0, 0};
+#    pragma unroll
+    for (int i = 0; i < kChunk; ++i)
+        if (i < columns) words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
+    return make_uint4(words[0], words[1], words[2], words[3]);
+#endif
+}
+
+// Fetches this thread's share of BLOCK_N rows from `row` on; rows past the last are zero.
+__device__ __forceinline__ void fetch(uint4 (&staged)[kStaged], const Rows& rows, int row, int head_dim) {
+    const int column = threadIdx.x % kChunks * kChunk;
+    row += threadIdx.x / kChunks;
+#pragma unroll
+    for (int i = 0; i < kStaged; ++i, row += kThreads / kChunks)
+        staged[i] = load_chunk(rows.first + row * rows.stride + column, row < rows.count ? head_dim - column : 0);
+}
+
+__device__ __forceinline__ void store(uint4* tile, const uint4 (&staged)[kStaged]) {
+    const int row = threadIdx.x / kChunks;
+#pragma unroll
+    for (int i = 0; i < kStaged; ++i)
+        *chunk_at(tile, row + i * (kThreads / kChunks), threadIdx.x % kChunks) = staged[i];
+}
+
+#if ACCUMULATE_FP16
+// Multiplies the eight fp16 elements of a chunk.
+__device__ __forceinline__ void scale_chunk(uint4& chunk, float factor) {
+    unsigned* words[4] = {&chunk.x, &chunk.y, &chunk.z, &chunk.w};
+#    pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 pair = unpack_half2(*words[i]);
+        *words[i] = pack_half2(pair.x * factor, pair.y * factor);
+    }
+}
+#endif
+
+// The fragments of two products over 4 columns each, which lie in one chunk.
+struct FragmentPair {
+    unsigned half[2][2];
+    __device__ __forceinline__ explicit FragmentPair(const uint4* chunk) {
+        const uint4 words = *chunk;
+        half[0][0] = words.x, half[0][1] = words.y, half[1][0] = words.z, half[1][1] = words.w;
+    }
+};
+
+// scores = q k^T for the warp's rows and BLOCK_N keys. Column n of a quad-pair's tile is key
+// n % 4 + 4 * (pair % 2) + 8 * (n / 4) of the warp's sixteen, so lane l loads key l % 8 + 8 * (l / 16).
+__device__ __forceinline__ void multiply_keys(Accumulator (&scores)[kRowTiles][kKeyTiles], uint4* q_tile, uint4* k_tile,
+                                              int lane) {
+    const int query = quad_pair_lane(lane).pair / 2 * 8 + quad_pair_lane(lane).member;
+    const int key = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const FragmentPair a[kRowTiles] = {FragmentPair(chunk_at(q_tile, query, chunk)),
+                                           FragmentPair(chunk_at(q_tile, query + 16, chunk))};
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+            const FragmentPair b(chunk_at(k_tile, n * 16 + key, chunk));
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int m = 0; m < kRowTiles; ++m) mma_m8n8k4_row_col(scores[m][n], a[m].half[half], b.half[half]);
+        }
+    }
+}
+
+// A operands of p v for a 16x16 tile: [this quad-pair's keys, the other's][keys 0..3, 8..11 of its share].
+typedef unsigned Probabilities[2][2][2];
+
+// output += p v for the warp's rows and BLOCK_N keys. Column n of product j in dim tile d is dim
+// 32 d + 16 * (pair % 2) + 8 * (n / 4) + 4 j + n % 4, so a lane loads both products' fragments as one chunk.
+__device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimTiles][2][8],
+                                                const Probabilities (&p)[kRowTiles][kKeyTiles], uint4* v_tile,
+                                                int lane) {
+    const int side = quad_pair_lane(lane).pair % 2;
+#pragma unroll
+    for (int d = 0; d < kDimTiles; ++d) {
+#if ACCUMULATE_FP16
+        Accumulator sums[kRowTiles][2];
+#    pragma unroll
+        for (int i = 0; i < kRowTiles * 2; ++i) clear(sums[i / 2][i % 2]);
+#endif
+#pragma unroll
+        for (int step = 0; step < kKeyTiles * 4; ++step) {
+            const int n = step / 4, eight = step / 2 % 2, other = step % 2;
+            const int key = n * 16 + eight * 8 + (side ^ other) * 4 + lane % 4;
+            const FragmentPair b(chunk_at(v_tile, key, d * 4 + side * 2 + lane / 16));
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+                for (int j = 0; j < 2; ++j)
+#if ACCUMULATE_FP16
+                    mma_m8n8k4_row_row(sums[m][j], p[m][n][other][eight], b.half[j]);
+#else
+                    mma_m8n8k4_row_row(output[m][d][j], p[m][n][other][eight], b.half[j]);
+#endif
+        }
+#if ACCUMULATE_FP16
+#    pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+#    pragma unroll
+            for (int i = 0; i < 16; ++i) output[m][d][i / 8][i % 8] += element(sums[m][i / 8], i % 8);
+#endif
+    }
+}
+
+// Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
+struct Softmax {
+    float base[kRowTiles][kLaneRows];  // the maximum so far, in units of log2, rounded once: all exponents use it
+    float sum[kRowTiles][kLaneRows];   // of this lane's elements only
+};
+
+// Turns scores into probabilities relative to the new maxima; `correction` is what older outputs are multiplied by.
+__device__ __forceinline__ void advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
+                                        float (&correction)[kRowTiles][kLaneRows],
+                                        const Accumulator (&scores)[kRowTiles][kKeyTiles], float scale_log2, int lane) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+        float base[kLaneRows];
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            float maximum = -infinity();
+#pragma unroll
+            for (int i = 0; i < kKeyTiles * 8; ++i)
+                if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, element(scores[m][i / 8], i % 8));
+            maximum = fmaxf(state.base[m][r], row_maximum(maximum) * scale_log2);
+            // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
+            base[r] = maximum == -infinity() ? 0.0f : maximum;
+            correction[m][r] = exp2_fast(state.base[m][r] - base[r]);
+            state.base[m][r] = maximum;
+            state.sum[m][r] *= correction[m][r];
+        }
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+            float exponential[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int r = lane_row_of(i);
+                exponential[i] = exp2_fast(fmaf(element(scores[m][n], i), scale_log2, -base[r]));
+                state.sum[m][r] += exponential[i];
+            }
+            to_a_operand(p[m][n][0], exponential, lane);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                p[m][n][1][i / 2][i % 2] = __shfl_xor_sync(kAllLanes, p[m][n][0][i / 2][i % 2], 4);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
+    uint4* k_tile = q_tile + kBlockRows * kChunks;
+    uint4* v_tile = k_tile + BLOCK_N * kChunks;
+
+    const Tile tile = locate_tile(kBlockRows, seqlen_q, num_heads);
+    const int lane = threadIdx.x % 32;
+    const int side = quad_pair_lane(lane).pair % 2;
+    const int tile_rows = quad_pair_lane(lane).pair / 2 * 8;
+    const int warp_row = threadIdx.x / 32 * kWarpRows;
+    const int first_row = tile.first_row + warp_row;
+    uint4* warp_q_tile = q_tile + warp_row * kChunks;
+
+    const Rows q_rows = {q + tile.batch * q_batch_stride + tile.head * q_head_stride, q_row_stride, seqlen_q};
+    const Rows k_rows = {k + tile.batch * k_batch_stride + tile.head / group * k_head_stride, k_row_stride, seqlen_k};
+    const Rows v_rows = {v + tile.batch * v_batch_stride + tile.head / group * v_head_stride, v_row_stride, seqlen_k};
+
+    const int keys = visible_keys(min(tile.first_row + kBlockRows, seqlen_q) - 1, seqlen_k, causal_offset);
+    const int warp_keys = visible_keys(first_row + kWarpRows - 1, seqlen_k, causal_offset);
+    const int unmasked_keys = visible_keys(first_row, seqlen_k, causal_offset);
+
+    float scale_log2 = softmax_scale * kLog2e;
+#if ACCUMULATE_FP16
+    const float q_scale = __int_as_float(__float_as_int(softmax_scale) & 0x7f800000);
+    scale_log2 /= q_scale;
+#endif
+
+    float output[kRowTiles][kDimTiles][2][8] = {};
+    Softmax state;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            state.base[m][r] = -infinity();
+            state.sum[m][r] = 0.0f;
+        }
+
+    uint4 staged[kStaged];
+    for (int row = 0; row < kBlockRows; row += BLOCK_N) {
+        fetch(staged, q_rows, tile.first_row + row, head_dim);
+#if ACCUMULATE_FP16
+#    pragma unroll
+        for (int i = 0; i < kStaged; ++i) scale_chunk(staged[i], q_scale);
+#endif
+        store(q_tile + row * kChunks, staged);
+    }
+    fetch(staged, k_rows, 0, head_dim);
+    store(k_tile, staged);
+    __syncthreads();
+
+    for (int key = 0; key < keys; key += BLOCK_N) {
+        fetch(staged, v_rows, key, head_dim);
+        const bool active = key < warp_keys;
+        Probabilities p[kRowTiles][kKeyTiles];
+        if (active) {
+            Accumulator scores[kRowTiles][kKeyTiles];
+#pragma unroll
+            for (int i = 0; i < kRowTiles * kKeyTiles; ++i) clear(scores[i / kKeyTiles][i % kKeyTiles]);
+            multiply_keys(scores, warp_q_tile, k_tile, lane);
+
+            if (key + BLOCK_N > unmasked_keys) {
+#pragma unroll
+                for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        const int row = first_row + m * 16 + tile_rows + tile_row(lane, lane_row_of(i));
+                        const int column = tile_column(lane, i);
+                        const int tile_key = key + column % 4 + side * 4 + column / 4 * 8;
+                        const int visible = visible_keys(row, seqlen_k, causal_offset) - tile_key;
+#pragma unroll
+                        for (int n = 0; n < kKeyTiles; ++n)
+                            if (n * 16 >= visible) mask_element(scores[m][n], i);
+                    }
+            }
+
+            float correction[kRowTiles][kLaneRows];
+            advance(state, p, correction, scores, scale_log2, lane);
+#pragma unroll
+            for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+                for (int i = 0; i < kDimTiles * 16; ++i)
+                    output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
+        }
+        store(v_tile, staged);
+        __syncthreads();
+
+        const int next = key + BLOCK_N;
+        if (next < keys) fetch(staged, k_rows, next, head_dim);
+        if (active) multiply_values(output, p, v_tile, lane);
+        if (next < keys) store(k_tile, staged);
+        __syncthreads();
+    }
+
+    // The output goes through the warp's own rows of the Q tile, to leave in whole chunks.
+    lse += (static_cast<long long>(tile.batch) * num_heads + tile.head) * seqlen_q;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            const int row = m * 16 + tile_rows + tile_row(lane, r);
+            const float sum = row_total(state.sum[m][r]);
+            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            if (side == 0 && tile_column(lane, 0) == 0 && first_row + row < seqlen_q)
+                lse[first_row + row] = state.base[m][r] * kLn2 + logf(sum);
+#pragma unroll
+            for (int i = 0; i < kDimTiles * 16; i += 2) {
+                if (lane_row_of(i % 8) != r) continue;
+                const int d = i / 16, j = i / 8 % 2, column = tile_column(lane, i % 8);
+                const float (&tile_output)[8] = output[m][d][j];
+                unsigned* words =
+                    reinterpret_cast<unsigned*>(chunk_at(warp_q_tile, row, d * 4 + side * 2 + column / 4));
+                words[j * 2 + column % 4 / 2] =
+                    pack_half2(tile_output[i % 8] * inverse, tile_output[i % 8 + 1] * inverse);
+            }
+        }
+    __syncwarp();
+    out += tile.batch * out_batch_stride + tile.head * out_head_stride;
+    const int chunk = lane % kChunks;
+    for (int row = lane / kChunks; row < kWarpRows && first_row + row < seqlen_q; row += 32 / kChunks) {
+        const uint4* from = chunk_at(warp_q_tile, row, chunk);
+        Element* to = out + (first_row + row) * out_row_stride + chunk * kChunk;
+#if ALIGNED
+        if (chunk * kChunk < head_dim) *reinterpret_cast<uint4*>(to) = *from;
+#else
+        for (int i = 0; i < kChunk; ++i)
+            if (chunk * kChunk + i < head_dim) to[i] = reinterpret_cast<const Element*>(from)[i];
+#endif
+    }
+}
