@@ -115,7 +115,7 @@ def _compile(kernel: Kernel, arch: str) -> tuple[bytes, str]:
         name=kernel.file.name,
         arch=arch,
         include_path=[str(kernel.file.parent), str(INCLUDE), str(_cuda_headers())],
-        define_macro=[(name, str(value)) for name, value in kernel.macros],
+        define_macro=[(name, str(value)) for name, value in kernel.macros] or None,
         **_OPTIONS,
     )
     log = io.StringIO()
