@@ -1,0 +1,118 @@
+"""PyTorch's scaled_dot_product_attention, held to one of its backends per contender."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from baselines._attention import SHARED, attention_call, below
+from harness.contender import Contender, Prepared, Target
+from harness.lazy import lazy_import
+from harness.ops.attention import AttentionParams
+from harness.ops.base import Tensors
+from harness.ops.masks import causal_mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = lazy_import("torch")
+
+
+class _Sdpa(Contender):
+    """`is_causal` aligns top-left, so a causal case of unequal lengths gets a boolean mask instead."""
+
+    op = "attention"
+    role = "baseline"
+    source = "torch.nn.functional.scaled_dot_product_attention"
+    sources = (SHARED, "harness/ops/masks.py")
+    backend: ClassVar[str]  # name in torch.nn.attention.SDPBackend
+    on_cpu: ClassVar[bool] = False
+
+    def unavailable(self, target: Target) -> str | None:
+        if not target.is_cuda and not self.on_cpu:
+            return f"PyTorch has the {self.backend} backend on NVIDIA GPUs only; run on one"
+        return None
+
+    def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = SDPBackend[self.backend]
+        square = params.seqlen_q == params.seqlen_k
+        mask = None
+        if params.causal and not square:
+            mask = causal_mask(range(params.seqlen_q), params.seqlen_q, params.seqlen_k, target.device)
+        options = {
+            "attn_mask": mask,
+            "is_causal": params.causal and square,
+            "enable_gqa": params.num_heads != params.num_heads_kv,
+        }
+
+        def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+        note = None if target.is_cuda else "PyTorch's CPU implementation of this backend"
+        return Prepared(attention_call(forward, inputs), backend="library", note=note)
+
+
+def _half_only(params: AttentionParams) -> str | None:
+    return None if params.dtype != "float32" else "takes float16 and bfloat16 only; choose one of them"
+
+
+class SdpaFlash(_Sdpa):
+    """FlashAttention-2 as PyTorch ships it."""
+
+    name = "sdpa_flash"
+    label = "SDPA flash (FA2)"
+    summary = "PyTorch SDPA, FlashAttention-2 backend"
+    backend = "FLASH_ATTENTION"
+    on_cpu = True
+
+    def unsupported(self, params: AttentionParams, target: Target) -> str | None:
+        if not target.is_cuda:
+            return None
+        if params.causal and params.seqlen_q != params.seqlen_k:
+            return "takes no mask, and its is_causal aligns top-left; use equal lengths or sdpa_efficient"
+        if params.head_dim > 256:
+            return f"head_dim {params.head_dim} is over its limit of 256; use sdpa_efficient"
+        return below(target, (8, 0), "FlashAttention-2", "sdpa_efficient") or _half_only(params)
+
+
+class SdpaEfficient(_Sdpa):
+    """The CUTLASS fused attention; the only fused backend that runs on Volta."""
+
+    name = "sdpa_efficient"
+    label = "SDPA efficient"
+    summary = "PyTorch SDPA, memory-efficient (CUTLASS) backend"
+    backend = "EFFICIENT_ATTENTION"
+
+    def unsupported(self, params: AttentionParams, target: Target) -> str | None:
+        if params.num_heads != params.num_heads_kv:
+            return "takes no grouped heads; use num_heads_kv = num_heads or sdpa_math"
+        multiple = 4 if params.dtype == "float32" else 8
+        if params.head_dim % multiple:
+            return f"head_dim {params.head_dim} is no multiple of {multiple}; pad it or use sdpa_math"
+        return None
+
+
+class SdpaCudnn(_Sdpa):
+    """cuDNN's fused attention."""
+
+    name = "sdpa_cudnn"
+    label = "SDPA cuDNN"
+    summary = "PyTorch SDPA, cuDNN backend"
+    backend = "CUDNN_ATTENTION"
+
+    def unsupported(self, params: AttentionParams, target: Target) -> str | None:
+        if params.head_dim % 8 or params.head_dim > 128:
+            return f"head_dim {params.head_dim} is no multiple of 8 up to 128; use sdpa_math"
+        return below(target, (8, 0), "cuDNN attention", "sdpa_efficient") or _half_only(params)
+
+
+class SdpaMath(_Sdpa):
+    """Unfused, and upcast to float32: for orientation, not a fair baseline."""
+
+    name = "sdpa_math"
+    label = "SDPA math"
+    summary = "PyTorch SDPA, math backend: unfused and upcast to float32, so no fair baseline"
+    backend = "MATH"
+    on_cpu = True

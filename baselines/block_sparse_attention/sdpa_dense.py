@@ -1,0 +1,37 @@
+"""Dense attention beside the block-sparse contenders: the yardstick that sparsity has to beat."""
+
+from __future__ import annotations
+
+from baselines.attention import sdpa
+from harness.lazy import lazy_import
+from harness.ops.base import Tensors
+from harness.ops.block_sparse_attention import BlockSparseParams
+
+torch = lazy_import("torch")
+
+
+class _Dense(sdpa._Sdpa):
+    """Ignores the pattern, and is checked as the case that keeps every block."""
+
+    op = "block_sparse_attention"
+    sources = (*sdpa._Sdpa.sources, "baselines/attention/sdpa.py")
+
+    def reference_case(self, params: BlockSparseParams, inputs: Tensors) -> tuple[BlockSparseParams, Tensors]:
+        everything = torch.ones_like(inputs["pattern"])
+        return params.model_copy(update={"density": 1.0}), {**inputs, "pattern": everything}
+
+
+class SdpaDenseCudnn(_Dense, sdpa.SdpaCudnn):
+    """cuDNN, dense."""
+
+    name = "sdpa_dense_cudnn"
+    label = "Dense SDPA cuDNN"
+    summary = "PyTorch SDPA, cuDNN backend, all blocks: the dense yardstick"
+
+
+class SdpaDenseFlash(_Dense, sdpa.SdpaFlash):
+    """FlashAttention-2, dense."""
+
+    name = "sdpa_dense_flash"
+    label = "Dense SDPA flash (FA2)"
+    summary = "PyTorch SDPA, FlashAttention-2 backend, all blocks: the dense yardstick"
