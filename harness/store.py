@@ -1,0 +1,140 @@
+"""The records of one panel on disk: JSON lines, appended one record at a time and never rewritten.
+
+A line is {"record": {...}, "samples": [...]}. Samples of one batch share everything but their duration, so they
+are stored as one object with a list of `seconds`. One process writes, under a lock, and each line is on the disk
+before the next begins: whatever kills it can cut at most the last line, which the next writer sets aside.
+The last record of a key wins.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from harness.errors import MachineError
+from harness.records import Record, Sample
+
+if TYPE_CHECKING:
+    from harness.config import Config
+
+Key = tuple[str, str, str, str]
+PROBE_BYTES = 2**20  # room that must be there before anything is measured; a record takes about 10 kB
+
+
+def records_path(config: Config, panel: str) -> Path:
+    """Where the records of `panel` ("experiment/panel") are."""
+    return config.results / "records" / f"{panel.replace('/', '.')}.jsonl"
+
+
+def pack(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Samples, in order, as batches: what neighbours share once, their durations in a list."""
+    batches = []
+    for shared, group in groupby(samples, key=lambda s: s.model_dump(exclude={"seconds"})):
+        batches.append({**shared, "seconds": [float(f"{s.seconds:.7g}") for s in group]})
+    return batches
+
+
+def encode(record: Record, batches: list[dict[str, Any]]) -> bytes:
+    """Numbers that are not finite become null: JSON has no others."""
+    samples = json.dumps(batches, allow_nan=False, separators=(",", ":"))
+    return f'{{"record":{record.model_dump_json()},"samples":{samples}}}\n'.encode()
+
+
+def read_lines(path: Path) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
+    """Each complete line as (record, batches of samples), in order; nothing where there is no file.
+
+    Raises MachineError when a line is not one: something else has written there.
+    """
+    if not path.exists():
+        return
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
+        try:
+            content = json.loads(text)
+            yield Record.model_validate(content["record"]), content["samples"]
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            raise MachineError(f"{path}:{number}: not a record ({reason}); mend or remove that line") from None
+
+
+def latest(path: Path) -> dict[Key, Record]:
+    """The last record of each key."""
+    return {record.key(): record for record, _ in read_lines(path)}
+
+
+class Store:
+    """The one writer of a panel's records.
+
+    Opening it raises MachineError, before anything is measured, where the folder cannot be written, the disk has
+    no room, or another process is writing.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _probe(path.parent)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise MachineError(_cannot_write(path.parent, error)) from None
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise MachineError(f"{path}: another process is writing it; wait for it to end") from None
+        self._set_torn_line_aside()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def append(self, record: Record, batches: list[dict[str, Any]]) -> None:
+        """Put one record on the disk. Raises MachineError, with the file as it was before, when it has no room."""
+        data = encode(record, batches)
+        size = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, data)
+            if written < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise MachineError(_cannot_write(self.path, error)) from None
+
+    def _set_torn_line_aside(self) -> None:
+        data = self.path.read_bytes()
+        torn = data[data.rfind(b"\n") + 1 :]
+        if not torn:
+            return
+        aside = self.path.with_suffix(self.path.suffix + ".torn")
+        with aside.open("ab") as file:
+            file.write(torn + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.ftruncate(self._fd, len(data) - len(torn))
+        os.fsync(self._fd)
+
+
+def _probe(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return f"{path}: {error.strerror or error}; nothing recorded before is lost: make room or choose a writable folder"
