@@ -15,3 +15,25 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 #endif
 }
+
+// log2 x (lg2.approx); -inf for 0.
+__device__ __forceinline__ float log2_fast(float x) {
+#ifdef VOLTABENCH_EMULATED
+    return emulated::log2_fast(x);
+#else
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// 1 / x (rcp.approx, 1 ulp).
+__device__ __forceinline__ float reciprocal_fast(float x) {
+#ifdef VOLTABENCH_EMULATED
+    return emulated::reciprocal_fast(x);
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}

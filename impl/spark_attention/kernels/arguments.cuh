@@ -2,7 +2,7 @@
 //
 // Tensors are [batch, heads, seqlen, head_dim] of 16-bit elements with any strides, counted in elements, but a
 // last one of 1; lse is contiguous [batch, heads, seqlen_q], natural logarithm. `group` query heads share one
-// key-value head. The grid is one-dimensional: query tiles fastest, then heads, then batch.
+// key-value head. The grid is (query tiles, num_heads, batch).
 #pragma once
 
 typedef unsigned short Element;
@@ -21,11 +21,9 @@ struct Tile {
     int first_row, head, batch;
 };
 
-__device__ __forceinline__ Tile locate_tile(int rows, int seqlen_q, int num_heads) {
-    const int tiles = (seqlen_q + rows - 1) / rows;
-    const int slice = blockIdx.x / tiles;
-    const int tile = tiles - 1 - static_cast<int>(blockIdx.x) % tiles;
-    return {tile * rows, slice % num_heads, slice / num_heads};
+__device__ __forceinline__ Tile locate_tile(int rows) {
+    return {static_cast<int>(gridDim.x - 1 - blockIdx.x) * rows, static_cast<int>(blockIdx.y),
+            static_cast<int>(blockIdx.z)};
 }
 
 // How many keys query row `row` sees, from key 0 on. The caller passes causal_offset = seqlen_k - seqlen_q for a
