@@ -164,7 +164,7 @@ def discover(folders: tuple[Path, ...] = ()) -> dict[str, dict[str, Contender]]:
         for cls in vars(module).values():
             if not (inspect.isclass(cls) and issubclass(cls, Contender)) or inspect.isabstract(cls):
                 continue
-            if cls.__module__ != module.__name__ or not hasattr(cls, "name"):
+            if cls.__module__ != module.__name__ or not (hasattr(cls, "name") and hasattr(cls, "op")):
                 continue
             by_name = found.setdefault(cls.op, {})
             if cls.name in by_name:
