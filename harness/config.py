@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
@@ -19,6 +19,8 @@ from harness.errors import ConfigError
 from harness.model import StrictModel
 from harness.ops import OPS
 
+Architecture = Literal["sm_70", "sm_80", "sm_90a"]
+ARCHITECTURES = get_args(Architecture)
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 
 
@@ -46,7 +48,7 @@ class EnergyCells(StrictModel):
     """Cells whose energy is taken: these contenders on the panel's cases that have these parameters."""
 
     contenders: list[str]
-    where: dict[str, Any] = {}
+    where: dict[str, Any] = Field(default_factory=dict)
 
 
 class Panel(StrictModel):
@@ -55,10 +57,10 @@ class Panel(StrictModel):
     name: Name
     title: str
     shapes: list[dict[str, Any]] = Field([{}], min_length=1)
-    each: dict[str, Any] = {}
+    each: dict[str, Any] = Field(default_factory=dict)
     contenders: list[str] | None = Field(None, description="instead of the experiment's")
     headline: bool = Field(False, description="measured first when there is a time budget")
-    energy: list[EnergyCells] = []
+    energy: list[EnergyCells] = Field(default_factory=list)
 
 
 class Experiment(StrictModel):
@@ -77,8 +79,8 @@ class Config(StrictModel):
     run: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     device: Literal["cpu", "cuda"]
     gpu: str | None = Field(None, description="part of the GPU's name that the config was written for; null: any")
-    architectures: list[Literal["sm_70", "sm_80", "sm_90a"]] = ["sm_70", "sm_80", "sm_90a"]
-    contender_folders: list[Path] = []
+    architectures: list[Architecture] = Field(list(ARCHITECTURES), min_length=1)
+    contender_folders: list[Path] = Field(default_factory=list)
     budget_min: float | None = Field(None, gt=0, description="stop cleanly after this many minutes of measuring")
     measure: Measure = Measure()
     energy: Energy = Energy()
@@ -130,6 +132,12 @@ class Config(StrictModel):
         """All panels as `experiment/panel`, headline panels first, else in config order."""
         panels = [(not p.headline, f"{e}/{p.name}") for e, x in self.experiments.items() for p in x.panels]
         return [name for _, name in sorted(panels, key=lambda pair: pair[0])]
+
+    def rows(self, panel_name: str) -> list[tuple[Case, str]]:
+        """Every (case, contender) of the panel `experiment/panel`: the records it must leave."""
+        experiment, _, name = panel_name.partition("/")
+        panel = self.panel(experiment, name)
+        return list(itertools.product(self.cases(experiment, panel), self.panel_contenders(experiment, panel)))
 
     def panel_contenders(self, experiment: str, panel: Panel) -> list[str]:
         return panel.contenders or self.experiments[experiment].contenders

@@ -112,18 +112,18 @@ class Contender(ABC):
 
     def code_hash(self) -> str:
         """Hash of the contender's own file and `sources`; a record of other code is measured again."""
-        own = Path(inspect.getfile(type(self)))
-        digest = hashlib.sha256()
-        for path in [own, *_files(ROOT / s for s in self.sources)]:
-            digest.update(path.name.encode())
-            digest.update(path.read_bytes())
-        return digest.hexdigest()[:16]
+        return hash_sources([Path(inspect.getfile(type(self))), *(ROOT / source for source in self.sources)])
 
 
-def _files(paths: Iterable[Path]) -> list[Path]:
+def hash_sources(paths: Iterable[Path]) -> str:
+    """Hash of the sources among these files and below these folders."""
     kept = (".py", ".cu", ".cuh", ".h")
-    found = [f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f.suffix in kept]
-    return sorted(found)
+    found = {f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f.suffix in kept}
+    digest = hashlib.sha256()
+    for path in sorted(found):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _load(path: Path) -> ModuleType:

@@ -1,0 +1,96 @@
+"""What a config needs before anything runs: rows, memory, minutes. Imports no torch and starts nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import Config, load_config
+from harness.contender import Target
+from harness.errors import MachineError
+from harness.machine import find_target
+
+# Minutes are an estimate: windows follow from the config, the rest was read off runs of the shipped configs.
+JOB_S = {"cpu": 4.0, "cuda": 12.0}  # one panel: two processes, importing torch, waking the device
+ROW_S = {"cpu": 0.15, "cuda": 1.2}  # one row: inputs, set-up, both passes of the gate
+RATE = {"cpu": 2e10, "cuda": 5e13}  # useful FLOP/s of a middling contender; the float64 reference is in ROW_S
+FEWEST_CALLS = 3  # per round, cold and hot
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """What one panel will take on `Target`."""
+
+    name: str
+    headline: bool
+    rows: int
+    refused: Counter[tuple[str, str, str]]  # (status, contender, reason): rows that will not be timed
+    peak_bytes: int
+    seconds: float
+
+
+def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
+    experiment, _, panel = name.partition("/")
+    contenders = config.contenders(config.experiments[experiment].op)
+    rows = config.rows(name)
+    refused: Counter[tuple[str, str, str]] = Counter()
+    seconds = JOB_S[target.device]
+    peak = 0
+    for case, contender in rows:
+        if refusal := contenders[contender].refusal(case.params, target):
+            status, reason = refusal
+            refused[status, contender, reason] += 1
+            continue
+        peak = max(peak, case.op.peak_bytes_estimate(case.params))
+        call = case.op.flops(case.params) / RATE[target.device]
+        seconds += ROW_S[target.device] + config.measure.warmup_s + 2 * _window(config, call)
+        if contender in case.energy and target.is_cuda:
+            seconds += config.energy.settle_s + config.energy.trials * config.energy.window_s
+    return PanelPlan(name, config.panel(experiment, panel).headline, len(rows), refused, peak, seconds)
+
+
+def _window(config: Config, call_s: float) -> float:
+    """Seconds of timed calls of one metric: the stopping rule's least, unless the calls themselves are longer."""
+    measure = config.measure
+    calls = max(measure.min_samples, measure.rounds * FEWEST_CALLS) * call_s
+    return min(max(measure.min_time_s, calls), measure.max_time_s)
+
+
+def print_plan(path: str | Path) -> None:
+    """Print rows, memory and minutes per panel, and what will not run. Raises ConfigError."""
+    config = load_config(path)
+    try:
+        target = find_target(config.device)
+    except MachineError:
+        number = config.architectures[-1].removeprefix("sm_").rstrip("a")
+        target = Target("cuda", config.gpu or "GPU", (int(number[:-1]), int(number[-1])))
+    plans = [plan_panel(config, name, target) for name in config.panel_names()]
+    console = Console(highlight=False)
+    table = Table("panel", "rows", "to time", "memory", "minutes", title=f"{path}: run {config.run} on {target.name}")
+    for plan in plans:
+        label = f"{plan.name} (headline)" if plan.headline else plan.name
+        timed = plan.rows - plan.refused.total()
+        table.add_row(label, f"{plan.rows}", f"{timed}", _size(plan.peak_bytes), f"{plan.seconds / 60:.1f}")
+    console.print(table)
+    rows, seconds = sum(p.rows for p in plans), sum(p.seconds for p in plans)
+    peak = max(p.peak_bytes for p in plans)
+    headline = sum(p.seconds for p in plans if p.headline)
+    console.print(f"{rows} rows, at most {_size(peak)}, about {math.ceil(seconds / 60)} minutes", end="")
+    console.print(f" (headline panels first: {math.ceil(headline / 60)})" if headline else "")
+    if config.budget_min:
+        console.print(f"The budget stops it cleanly after {config.budget_min:g} minutes of measuring.")
+    if target.memory_bytes and peak > target.memory_bytes:
+        console.print(
+            f"{target.name} has {_size(target.memory_bytes)}: rows that do not fit are recorded out_of_memory."
+        )
+    for (status, contender, reason), count in sum((p.refused for p in plans), Counter()).items():
+        console.print(f"{status}: {contender} ({count} rows): {reason}", soft_wrap=True, markup=False)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.0f} MiB"

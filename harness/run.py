@@ -1,0 +1,36 @@
+"""`voltabench run`: the whole workflow on one config, then what came of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.config import load_config
+from harness.contender import ROOT
+from harness.errors import VoltabenchError
+from harness.machine import check_machine
+from harness.summary import print_summary
+from harness.workflow import resolve_config
+
+
+class WorkflowFailed(VoltabenchError):
+    """Snakemake stopped on a failed step; its log has been shown."""
+
+
+def run_workflow(path: Path | None, budget_min: float | None) -> None:
+    """Run the workflow up to the report, resuming what is there, and print the summary.
+
+    Raises ConfigError or MachineError before any work when the config is wrong or not for this machine.
+    """
+    config = load_config(path) if path else resolve_config({}, None)
+    check_machine(config)
+    command = [sys.executable, "-m", "snakemake", "report", "--snakefile", str(ROOT / "Snakefile")]
+    if path:
+        command += ["--configfile", str(path)]
+    if budget_min:
+        command += ["--config", f"budget_min={budget_min}"]
+    code = subprocess.run(command).returncode
+    if code:
+        raise WorkflowFailed(f"the workflow stopped (exit code {code}); mend what is shown above and run again")
+    print_summary(config.results / "config.yaml")

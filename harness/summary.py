@@ -1,0 +1,79 @@
+"""What a run measured, what could not run and why, and where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import Config, load_config
+from harness.errors import MachineError
+
+PLACES = {
+    "report.zip": "the report: unpack it and open report.html",
+    "figures": "each figure as PDF, SVG, PNG, with its CSV",
+    "claims.csv": "each published number and the verdict of this run",
+    "notebooks": "the executed notebooks",
+    "records.parquet": "one row per case and contender; samples.parquet beside it",
+    "resources.csv": "registers, shared memory and occupancy of each kernel",
+}
+
+
+def print_summary(path: str | Path) -> None:
+    """Print the summary of the run of config `path`. Raises MachineError when the run has no records."""
+    config = load_config(path)
+    table = config.results / "records.parquet"
+    if not table.exists():
+        raise MachineError(f"{table}: no records yet; run `voltabench run {path}` first")
+    records = pd.read_parquet(table)
+    console = Console(highlight=False)
+    console.print(measured(records))
+    if reasons := not_measured(records):
+        console.print("[bold]Could not run[/bold]")
+        for line in reasons:
+            console.print(f"  {line}", soft_wrap=True, markup=False)
+    if lacking := missing_rows(config, records):
+        console.print(f"[bold]{lacking} rows are not measured yet[/bold]: run again to add them")
+    console.print("[bold]Where to look[/bold]")
+    for name, what in PLACES.items():
+        if (config.results / name).exists():
+            console.print(f"  {config.results / name}: {what}", soft_wrap=True)
+
+
+def measured(records: pd.DataFrame) -> Table:
+    """Rows of status ok by experiment, contender and backend, with the worst error against the gate's limit."""
+    table = Table("experiment", "contender", "backend", "ok", "of", "worst error / limit", title="Measured")
+    for (experiment, contender), rows in records.groupby(["experiment", "contender"], sort=False):
+        ok = rows[rows.status == "ok"]
+        if ok.empty:
+            continue
+        error = (ok.error_ratio / ok.error_limit).max()
+        shown = "exact" if error == 0 else f"{error:.2f}"
+        table.add_row(
+            experiment, contender, "+".join(sorted(set(ok.backend.dropna()))), f"{len(ok)}", f"{len(rows)}", shown
+        )
+    return table
+
+
+def not_measured(records: pd.DataFrame) -> list[str]:
+    """One line per status and reason: how many rows of which contenders."""
+    rest = records[records.status != "ok"]
+    lines = []
+    for (status, reason), rows in rest.groupby(["status", "reason"], dropna=False, sort=False):
+        contenders = ", ".join(rows.contender.unique())
+        lines.append(f"{status}: {contenders} ({len(rows)} rows): {reason}")
+    return sorted(lines)
+
+
+def missing_rows(config: Config, records: pd.DataFrame) -> int:
+    """Planned (case, contender) rows that have no record."""
+    planned = {
+        (case.experiment, case.panel, case.id, contender)
+        for name in config.panel_names()
+        for case, contender in config.rows(name)
+    }
+    return len(
+        planned - set(records[["experiment", "panel", "case_id", "contender"]].itertuples(index=False, name=None))
+    )

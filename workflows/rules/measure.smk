@@ -1,0 +1,47 @@
+HEADLINE = [name for name in CONFIG.panel_names() if CONFIG.panel(*name.split("/")).headline]
+
+
+rule measure:
+    input:
+        config=CONFIG_FILE,
+        resources=rules.build.output,
+    output:
+        f"{RESULTS}/panels/{{panel}}.parquet",
+    params:
+        code=lambda wildcards: run.panel_code(CONFIG, wildcards.panel),
+    log:
+        f"{RESULTS}/logs/measure/{{panel}}.log",
+    conda:
+        ENVIRONMENT
+    resources:
+        gpu=1,
+    wildcard_constraints:
+        panel="|".join(set(CONFIG.panel_names()) - set(HEADLINE)) or "(?!)",
+    message:
+        "measuring {wildcards.panel}"
+    shell:
+        "{VOLTABENCH} measure {input.config} {wildcards.panel} 2>&1 | tee {log}"
+
+
+# The same, earlier: a time budget is spent on these first.
+use rule measure as measure_headline with:
+    wildcard_constraints:
+        panel="|".join(HEADLINE) or "(?!)",
+    priority: 1
+
+
+rule collect:
+    input:
+        config=CONFIG_FILE,
+        panels=[str(run.panel_table(CONFIG, name)) for name in CONFIG.panel_names()],
+    output:
+        records=f"{RESULTS}/records.parquet",
+        samples=f"{RESULTS}/samples.parquet",
+    log:
+        f"{RESULTS}/logs/collect.log",
+    conda:
+        ENVIRONMENT
+    message:
+        "collecting the records"
+    shell:
+        "{VOLTABENCH} collect {input.config} > {log} 2>&1"
