@@ -90,5 +90,7 @@ def below(target: Target, capability: tuple[int, int], what: str, instead: str) 
     """A reason when the GPU is older than `capability`."""
     if target.is_cuda and target.capability < capability:
         has = ".".join(map(str, target.capability))
-        return f"{what} needs compute capability {capability[0]}.{capability[1]}, {target.name} has {has}; use {instead}"
+        return (
+            f"{what} needs compute capability {capability[0]}.{capability[1]}, {target.name} has {has}; use {instead}"
+        )
     return None

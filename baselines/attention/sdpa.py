@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 torch = lazy_import("torch")
 
 
-class _Sdpa(Contender):
+class Sdpa(Contender):
     """`is_causal` aligns top-left, so a causal case of unequal lengths gets a boolean mask instead."""
 
     op = "attention"
@@ -35,7 +35,7 @@ class _Sdpa(Contender):
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        backend = SDPBackend[self.backend]
+        backend = getattr(SDPBackend, self.backend)
         square = params.seqlen_q == params.seqlen_k
         mask = None
         if params.causal and not square:
@@ -58,7 +58,7 @@ def _half_only(params: AttentionParams) -> str | None:
     return None if params.dtype != "float32" else "takes float16 and bfloat16 only; choose one of them"
 
 
-class SdpaFlash(_Sdpa):
+class SdpaFlash(Sdpa):
     """FlashAttention-2 as PyTorch ships it."""
 
     name = "sdpa_flash"
@@ -77,7 +77,7 @@ class SdpaFlash(_Sdpa):
         return below(target, (8, 0), "FlashAttention-2", "sdpa_efficient") or _half_only(params)
 
 
-class SdpaEfficient(_Sdpa):
+class SdpaEfficient(Sdpa):
     """The CUTLASS fused attention; the only fused backend that runs on Volta."""
 
     name = "sdpa_efficient"
@@ -94,7 +94,7 @@ class SdpaEfficient(_Sdpa):
         return None
 
 
-class SdpaCudnn(_Sdpa):
+class SdpaCudnn(Sdpa):
     """cuDNN's fused attention."""
 
     name = "sdpa_cudnn"
@@ -108,7 +108,7 @@ class SdpaCudnn(_Sdpa):
         return below(target, (8, 0), "cuDNN attention", "sdpa_efficient") or _half_only(params)
 
 
-class SdpaMath(_Sdpa):
+class SdpaMath(Sdpa):
     """Unfused, and upcast to float32: for orientation, not a fair baseline."""
 
     name = "sdpa_math"

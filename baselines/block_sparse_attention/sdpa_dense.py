@@ -10,11 +10,11 @@ from harness.ops.block_sparse_attention import BlockSparseParams
 torch = lazy_import("torch")
 
 
-class _Dense(sdpa._Sdpa):
+class _Dense(sdpa.Sdpa):
     """Ignores the pattern, and is checked as the case that keeps every block."""
 
     op = "block_sparse_attention"
-    sources = (*sdpa._Sdpa.sources, "baselines/attention/sdpa.py")
+    sources = (*sdpa.Sdpa.sources, "baselines/attention/sdpa.py")
 
     def reference_case(self, params: BlockSparseParams, inputs: Tensors) -> tuple[BlockSparseParams, Tensors]:
         everything = torch.ones_like(inputs["pattern"])
