@@ -70,9 +70,13 @@ __device__ __forceinline__ uint4 load_chunk(const Element* source, int columns) 
 __device__ __forceinline__ void fetch(uint4 (&staged)[kStaged], const Rows& rows, int row, int head_dim) {
     const int column = threadIdx.x % kChunks * kChunk;
     row += threadIdx.x / kChunks;
+    const Element* source = rows.first + row * rows.stride + column;
 #pragma unroll
-    for (int i = 0; i < kStaged; ++i, row += kThreads / kChunks)
-        staged[i] = load_chunk(rows.first + row * rows.stride + column, row < rows.count ? head_dim - column : 0);
+    for (int i = 0; i < kStaged; ++i) {
+        staged[i] = load_chunk(source, row < rows.count ? head_dim - column : 0);
+        row += kThreads / kChunks;
+        source += kThreads / kChunks * rows.stride;
+    }
 }
 
 __device__ __forceinline__ void store(uint4* tile, const uint4 (&staged)[kStaged]) {
@@ -109,13 +113,15 @@ __device__ __forceinline__ void multiply_keys(Accumulator (&scores)[kRowTiles][k
                                               int lane) {
     const int query = quad_pair_lane(lane).pair / 2 * 8 + quad_pair_lane(lane).member;
     const int key = lane % 8 + lane / 16 * 8;
+    const uint4* q_row = q_tile + query * kChunks;
+    const uint4* k_row = k_tile + key * kChunks;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const FragmentPair a[kRowTiles] = {FragmentPair(chunk_at(q_tile, query, chunk)),
-                                           FragmentPair(chunk_at(q_tile, query + 16, chunk))};
+        const int q_chunk = chunk ^ query % 8, k_chunk = chunk ^ key % 8;
+        const FragmentPair a[kRowTiles] = {FragmentPair(q_row + q_chunk), FragmentPair(q_row + 16 * kChunks + q_chunk)};
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
-            const FragmentPair b(chunk_at(k_tile, n * 16 + key, chunk));
+            const FragmentPair b(k_row + n * 16 * kChunks + k_chunk);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -133,6 +139,7 @@ __device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimT
                                                 const Probabilities (&p)[kRowTiles][kKeyTiles], uint4* v_tile,
                                                 int lane) {
     const int side = quad_pair_lane(lane).pair % 2;
+    const int first_chunk = side * 2 + lane / 16;
 #pragma unroll
     for (int d = 0; d < kDimTiles; ++d) {
 #if ACCUMULATE_FP16
@@ -143,8 +150,9 @@ __device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimT
 #pragma unroll
         for (int step = 0; step < kKeyTiles * 4; ++step) {
             const int n = step / 4, eight = step / 2 % 2, other = step % 2;
-            const int key = n * 16 + eight * 8 + (side ^ other) * 4 + lane % 4;
-            const FragmentPair b(chunk_at(v_tile, key, d * 4 + side * 2 + lane / 16));
+            const int key = (side ^ other) * 4 + lane % 4;
+            const int chunk = d / 2 * 8 + (d % 2 * 4 ^ first_chunk ^ key);
+            const FragmentPair b(v_tile + key * kChunks + chunk + (n * 16 + eight * 8) * kChunks);
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -171,9 +179,11 @@ struct Softmax {
 };
 
 // Turns scores into probabilities relative to the new maxima; `correction` is what older outputs are multiplied by.
-__device__ __forceinline__ void advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
+// Says whether any is not 1.
+__device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
                                         float (&correction)[kRowTiles][kLaneRows],
                                         const Accumulator (&scores)[kRowTiles][kKeyTiles], float scale_log2, int lane) {
+    bool rescale = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
         float base[kLaneRows];
@@ -189,6 +199,7 @@ __device__ __forceinline__ void advance(Softmax& state, Probabilities (&p)[kRowT
             correction[m][r] = exp2_fast(state.base[m][r] - base[r]);
             state.base[m][r] = maximum;
             state.sum[m][r] *= correction[m][r];
+            rescale |= correction[m][r] != 1.0f;
         }
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
@@ -205,6 +216,7 @@ __device__ __forceinline__ void advance(Softmax& state, Probabilities (&p)[kRowT
                 p[m][n][1][i / 2][i % 2] = __shfl_xor_sync(kAllLanes, p[m][n][0][i / 2][i % 2], 4);
         }
     }
+    return rescale;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS) {
@@ -213,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     uint4* k_tile = q_tile + kBlockRows * kChunks;
     uint4* v_tile = k_tile + BLOCK_N * kChunks;
 
-    const Tile tile = locate_tile(kBlockRows, seqlen_q, num_heads);
+    const Tile tile = locate_tile(kBlockRows);
     const int lane = threadIdx.x % 32;
     const int side = quad_pair_lane(lane).pair % 2;
     const int tile_rows = quad_pair_lane(lane).pair / 2 * 8;
@@ -284,12 +296,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             }
 
             float correction[kRowTiles][kLaneRows];
-            advance(state, p, correction, scores, scale_log2, lane);
+            const bool rescale = advance(state, p, correction, scores, scale_log2, lane);
+            if (__any_sync(kAllLanes, rescale)) {
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m)
+                for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-                for (int i = 0; i < kDimTiles * 16; ++i)
-                    output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
+                    for (int i = 0; i < kDimTiles * 16; ++i)
+                        output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
+            }
         }
         store(v_tile, staged);
         __syncthreads();
@@ -309,9 +323,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         for (int r = 0; r < kLaneRows; ++r) {
             const int row = m * 16 + tile_rows + tile_row(lane, r);
             const float sum = row_total(state.sum[m][r]);
-            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
             if (side == 0 && tile_column(lane, 0) == 0 && first_row + row < seqlen_q)
-                lse[first_row + row] = state.base[m][r] * kLn2 + logf(sum);
+                lse[first_row + row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
 #pragma unroll
             for (int i = 0; i < kDimTiles * 16; i += 2) {
                 if (lane_row_of(i % 8) != r) continue;

@@ -4,6 +4,7 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include "math.cuh"
 #include "mma_sm70.cuh"
 
 constexpr unsigned kAllLanes = 0xffffffffu;
