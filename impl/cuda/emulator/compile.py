@@ -1,0 +1,155 @@
+"""Kernel source to a shared library for the CPU, through the system's g++, with a cache on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from impl.cuda.build import INCLUDE, BuildError, Kernel, cache_folder, source_closure
+
+_HERE = Path(__file__).parent
+_EMULATED_INCLUDE = _HERE / "include"
+_COMMON_OPTIONS = ["-std=c++17", "-g1", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-unknown-pragmas"]
+_RUNTIME_OPTIONS = ["-O3", "-Wall", "-Wextra", "-Wno-parentheses"]
+_KERNEL_OPTIONS = [
+    "-O2",
+    # Calls hooks.cpp before each memory access. Without the scalar replacement of aggregates, a copy of a uint4
+    # stays one access of 16 bytes, as in the kernel's machine code on the GPU.
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-tree-sra",
+    "-fno-ipa-sra",
+    "-fno-extern-tls-init",
+    "-ftrivial-auto-var-init=pattern",
+]
+_REDZONE_BYTES = 1024
+_SHARED_ARRAY = re.compile(r"^(\t\.size\t(\w+), (\d+)\n\2:\n\t\.zero\t\3\n)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A kernel compiled for the CPU.
+
+    `shared_arrays` are (offset, bytes) in a block's shared window of its static arrays; `dynamic_offset` is the
+    place of the dynamic one there.
+    """
+
+    path: Path
+    shared_arrays: tuple[tuple[int, int], ...]
+    dynamic_offset: int
+
+
+@functools.cache
+def available() -> str | None:
+    """Why kernels cannot be emulated here, or None when they can."""
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return f"the emulator has no context switch for {platform.machine()}"
+    missing = [tool for tool in ("g++", "nm", "addr2line") if shutil.which(tool) is None]
+    return f"the emulator needs {', '.join(missing)} (install g++ 12 or newer and binutils)" if missing else None
+
+
+@functools.cache
+def compile_kernel(kernel: Kernel) -> Library:
+    """Compile `kernel` and the runtime for the CPU, or fetch them from the cache. Raises BuildError with g++'s log."""
+    if reason := available():
+        raise BuildError(reason)
+    options = [*_COMMON_OPTIONS, *_machine_options()]
+    sources = [*source_closure(kernel.file), *_headers()]
+    key = _digest([kernel.entry, kernel.macros, options, _KERNEL_OPTIONS, _compiler()], sources)
+    runtime = _runtime(options)
+    path = cache_folder().parent / "emulated" / f"{kernel.entry}-{key}-{runtime.name.removesuffix('.a')}.so"
+    if not path.is_file():
+        _compile(kernel, options, runtime, path)
+    return _describe(path)
+
+
+def _compile(kernel: Kernel, options: list[str], runtime: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        unit, assembly, library = (Path(folder) / name for name in ("unit.cpp", "unit.s", "unit.so"))
+        unit.write_text(f'#include "{kernel.file}"\n#include "entry.h"\nEMULATED_ENTRY({kernel.entry})\n')
+        macros = [f"-D{name}={value}" for name, value in kernel.macros]
+        includes = [f"-I{folder}" for folder in (kernel.file.parent, _EMULATED_INCLUDE, INCLUDE)]
+        force = ["-include", str(_EMULATED_INCLUDE / "emulated.h")]
+        _run(kernel.name, [*options, *_KERNEL_OPTIONS, *macros, *includes, *force, "-S", unit, "-o", assembly])
+        assembly.write_text(_with_redzones(assembly.read_text()))
+        whole = ["-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive"]
+        _run(kernel.name, ["-g1", "-shared", "-pthread", assembly, *whole, "-o", library])
+        library.rename(target)
+
+
+def _with_redzones(assembly: str) -> str:
+    """Put unused bytes behind each thread-local (that is, shared) array, so that an overflow reaches no other one."""
+    head, *sections = re.split(r"(?=^\t\.section\t)", assembly, flags=re.MULTILINE)
+    for i, section in enumerate(sections):
+        if section.startswith("\t.section\t.tbss"):
+            sections[i] = _SHARED_ARRAY.sub(rf"\g<1>\t.zero\t{_REDZONE_BYTES}\n", section)
+    return "".join([head, *sections])
+
+
+def _runtime(options: list[str]) -> Path:
+    sources = sorted((_HERE / "runtime").iterdir())
+    options = [*options, *_RUNTIME_OPTIONS]
+    path = cache_folder().parent / "emulated" / f"{_digest([options, _compiler()], [*sources, *_headers()])}.a"
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        objects = []
+        for source in sources:
+            if source.suffix == ".cpp":
+                objects.append(Path(folder) / f"{source.stem}.o")
+                _run("the emulator's runtime", [*options, "-c", source, "-o", objects[-1]])
+        archive = Path(folder) / "runtime.a"
+        subprocess.run(["ar", "rc", archive, *objects], check=True)
+        archive.rename(path)
+    return path
+
+
+def _describe(path: Path) -> Library:
+    """Read from the library's symbols where its shared arrays are."""
+    lines = subprocess.run(["readelf", "-sW", path], check=True, capture_output=True, text=True).stdout.splitlines()
+    arrays = {}
+    for fields in map(str.split, lines):
+        if len(fields) == 8 and fields[3] == "TLS":
+            arrays[fields[7]] = (int(fields[1], 16), int(fields[2], 0))
+    dynamic_offset, _ = arrays.pop("shared_memory")
+    return Library(path, tuple(sorted(arrays.values())), dynamic_offset)
+
+
+def _run(what: str, arguments: list) -> None:
+    result = subprocess.run(["g++", *map(str, arguments)], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise BuildError(f"{what} for the emulator: g++ says:\n{result.stderr}")
+
+
+def _headers() -> list[Path]:
+    return sorted(_EMULATED_INCLUDE.iterdir())
+
+
+def _digest(key: list, files: list[Path]) -> str:
+    digest = hashlib.sha256(json.dumps(key).encode())
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@functools.cache
+def _compiler() -> str:
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+@functools.cache
+def _machine_options() -> list[str]:
+    """Instructions that make fp16 conversions and fp32 fused multiply-add fast, where the processor has them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.is_file() else set()
+    return [f"-m{flag}" for flag in ("avx2", "f16c", "fma") if flag in flags]

@@ -1,0 +1,71 @@
+// The instructions that impl/cuda/include/*.cuh wraps, by the wrappers' names. PTX ISA, "mma", "ldmatrix", "cp.async".
+#pragma once
+
+__forceinline__ size_t __cvta_generic_to_shared(const void* shared) {
+    return emulated_shared_address(shared);
+}
+
+namespace emulated {
+
+__forceinline__ float exp2_fast(float x) {
+    emulated_count_mufu();
+    return flush(__builtin_exp2f(flush(x)));
+}
+
+__forceinline__ float log2_fast(float x) {
+    emulated_count_mufu();
+    return __builtin_log2f(flush(x));
+}
+__forceinline__ float reciprocal_fast(float x) {
+    emulated_count_mufu();
+    return flush(1.0f / flush(x));
+}
+
+__forceinline__ unsigned pack_f16(float low, float high) {
+    return half_bits(low) | static_cast<unsigned>(half_bits(high)) << 16;
+}
+__forceinline__ unsigned pack_bf16(float low, float high) {
+    return bfloat16_bits(low) | static_cast<unsigned>(bfloat16_bits(high)) << 16;
+}
+
+// d += a b on the 8x8x4 products of the four quad-pairs, with fp32 accumulators. See runtime/mma.cpp for layouts.
+__forceinline__ void mma_m8n8k4_f32(float (&d)[8], const unsigned (&a)[2], const unsigned (&b)[2], bool a_column,
+                                    bool b_row) {
+    emulated_mma_m8n8k4(d, a, b, d, a_column | b_row << 1, true);
+}
+// The same with fp16 accumulators, two to a register.
+__forceinline__ void mma_m8n8k4_f16(unsigned (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2], bool a_column,
+                                    bool b_row) {
+    emulated_mma_m8n8k4(d, a, b, d, a_column | b_row << 1, false);
+}
+
+__forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const unsigned b[2] = {b0, b1};
+    emulated_mma_m16n8(16, 0, d, a, b, d);
+}
+__forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const unsigned b[2] = {b0, b1};
+    emulated_mma_m16n8(16, 1, d, a, b, d);
+}
+__forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+    emulated_mma_m16n8(8, 0, d, a, &b, d);
+}
+
+__forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const void* shared_row, bool transposed) {
+    emulated_load_matrix(fragment, 4, shared_row, transposed);
+}
+__forceinline__ void load_matrix_x2(unsigned (&fragment)[2], const void* shared_row, bool transposed) {
+    emulated_load_matrix(fragment, 2, shared_row, transposed);
+}
+
+__forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
+    emulated_copy_async(shared, global, 16, valid ? 16 : 0);
+}
+__forceinline__ void copy_async_commit() {
+    emulated_copy_async_commit();
+}
+__forceinline__ void copy_async_wait(int pending) {
+    emulated_copy_async_wait(pending);
+}
+
+}  // namespace emulated

@@ -1,0 +1,34 @@
+// The runtime's functions, as the kernel's side and the runtime itself see them. They are not inlined, so that their
+// return address names the source line. Operands go by address: the runtime reads those of all lanes at once.
+#pragma once
+
+extern "C" {
+// Constant within one CUDA thread, so the compiler may keep the value.
+uint3 emulated_thread_index() __attribute__((const));
+uint3 emulated_block_index() __attribute__((const));
+dim3 emulated_block_dimensions() __attribute__((const));
+dim3 emulated_grid_dimensions() __attribute__((const));
+unsigned emulated_lane() __attribute__((const));
+unsigned emulated_shared_address(const void* shared);
+
+void emulated_block_barrier(const char* file, int line);
+int emulated_block_count(bool predicate, const char* file, int line);  // of the threads where it holds
+void emulated_named_barrier(int barrier, int threads, bool wait);
+void emulated_warp_barrier(unsigned mask);
+unsigned long long emulated_shuffle(int mode, unsigned mask, unsigned long long value, int operand, int width);
+unsigned emulated_vote(int mode, unsigned mask, unsigned long long value);
+
+void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, const void* c, int layout, bool f32);
+void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b, const void* c);
+void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed);
+
+void emulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);
+void emulated_copy_async_commit();
+void emulated_copy_async_wait(int pending);
+
+unsigned emulated_atomic_32(int operation, void* address, unsigned operand, unsigned compare);
+unsigned long long emulated_atomic_64(int operation, void* address, unsigned long long operand,
+                                      unsigned long long compare);
+void emulated_count_mufu();
+[[noreturn]] void emulated_trap(const char* why);
+}

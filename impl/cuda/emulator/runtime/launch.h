@@ -1,0 +1,45 @@
+// What Python passes to emulated_launch and gets back (run.py mirrors these structures with ctypes).
+#pragma once
+
+#include <cstdint>
+
+#include "../include/vector_types.h"
+
+struct Extent {
+    std::uintptr_t low, high;  // bytes [low, high)
+};
+
+struct SharedArray {
+    std::uint64_t offset, bytes;  // in the block's shared window, which starts at the first array
+};
+
+struct Fault {
+    int found;
+    uint3 block, thread;
+    std::uint64_t code_offset;  // of the instruction after the faulty one, in the shared library; 0 if unknown
+    char message[1024];
+};
+
+// A kernel's accesses or instructions of one kind at one place, over the whole grid.
+struct CounterRow {
+    std::uint64_t code_offset;
+    std::uint32_t event, bytes;        // Event; bytes per lane
+    std::uint64_t instructions, units;  // warp instructions; wavefronts (shared), sectors (global)
+    std::uint64_t ideal_units;          // the fewest units that could move the same bytes
+};
+
+struct Launch {
+    unsigned grid[3], block[3];
+    void** parameters;
+    const Extent* allocations;
+    int allocation_count;
+    const SharedArray* shared_arrays;  // sorted; the dynamic one is the last
+    int shared_array_count;
+    std::uint64_t shared_symbol_offset;  // of `shared_memory` in the window
+    std::uint64_t seed;
+    int workers;
+    int check_races, check_uninitialized, count;
+    CounterRow* counters;  // room for `counter_capacity` rows
+    int counter_capacity, counter_count;
+    Fault fault;
+};

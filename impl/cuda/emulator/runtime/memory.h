@@ -1,0 +1,44 @@
+// The memory a block may touch: its shared arrays, the launch's global buffers, constants of the kernel's image.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "launch.h"
+
+enum class Space { kLocal, kShared, kGlobal, kImage };
+
+class Memory {
+public:
+    explicit Memory(const Launch& launch);
+
+    // Fills the shared arrays with 0xff, a NaN in every float format, and marks them as never written.
+    void start_block();
+
+    // The space that [address, address + bytes) lies in; fails when it is in none or crosses the end of a buffer.
+    Space locate(std::uintptr_t address, unsigned bytes, bool write, const void* code);
+
+    // Checks and records that the current thread reads or writes shared or global memory.
+    void access(std::uintptr_t address, unsigned bytes, bool write, const void* code);
+
+    // A copy to shared memory has been issued, or has arrived: its bytes are undefined in between.
+    void mark_in_flight(const char* shared, unsigned bytes);
+    void mark_arrived(const char* shared, unsigned bytes);
+
+    std::uintptr_t window() const { return window_; }
+
+private:
+    enum State : std::uint8_t { kNeverWritten, kWritten, kInFlight };
+    bool in_shared_array(std::uintptr_t address, unsigned bytes) const;
+    [[noreturn]] void out_of_bounds(std::uintptr_t address, unsigned bytes, bool write, const void* code) const;
+    void check_state(std::uintptr_t address, unsigned bytes, bool write, const void* code);
+
+    const Launch& launch_;
+    std::uintptr_t window_, window_bytes_;
+    std::vector<std::uint8_t> states_;  // one per byte of the window
+    const Extent* last_hit_ = nullptr;
+};
+
+// Place of an address in this shared library.
+std::uint64_t code_offset(const void* code);
