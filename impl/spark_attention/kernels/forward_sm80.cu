@@ -1,7 +1,7 @@
 // Fused attention forward for Tensor Cores of sm_80 and later: out = softmax(q k^T * scale) v and its log-sum-exp,
 // with the online softmax, so that scores never leave registers (FlashAttention-2's partition of the work).
 //
-// Tile. A block holds BLOCK_M = 128 query rows, 32 per warp, and walks over the keys BLOCK_N at a time. A warp with
+// Tile. A block holds 128 query rows, 32 per warp, and walks over the keys BLOCK_N at a time. A warp with
 // 32 rows uses each fragment of K and V for two products, which is what the choice is about: at 128 bytes of shared
 // memory per clock and one m16n8k16 (a 256-byte B operand) per 1.6 clocks, the rate mma.sync reaches on sm_90,
 // 16 rows per warp would be bound by shared memory, 32 need about 0.8 of it with the reloads of Q.
@@ -21,7 +21,8 @@
 #include "math.cuh"
 #include "mma_sm80.cuh"
 
-constexpr int kThreads = BLOCK_M;  // one warp per 32 rows
+constexpr int kThreads = 128;
+constexpr int kBlockRows = 128;
 constexpr int kWarpRows = 32;
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kChunk = 8;
@@ -164,10 +165,10 @@ __device__ __forceinline__ float row_total(float x) {
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm80(FORWARD_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* q_tile = reinterpret_cast<Element*>(shared_memory);
-    Element* k_tile = q_tile + BLOCK_M * PADDED_DIM;
+    Element* k_tile = q_tile + kBlockRows * PADDED_DIM;
     Element* v_tile = k_tile + BLOCK_N * PADDED_DIM;
 
-    const Tile tile = locate_tile(BLOCK_M);
+    const Tile tile = locate_tile(kBlockRows);
     const int lane = threadIdx.x % 32;
     const int warp_row = threadIdx.x / 32 * kWarpRows;
     const int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane), v_offset = q_offset;
@@ -190,13 +191,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             row_sum[m][half] = 0.0f;
         }
 
-    const int last_row = min(tile.first_row + BLOCK_M, seqlen_q) - 1;
+    const int last_row = min(tile.first_row + kBlockRows, seqlen_q) - 1;
     const int keys = visible_keys(last_row, seqlen_k, causal_offset);
     const int unmasked_keys = visible_keys(tile.first_row + warp_row, seqlen_k, causal_offset);
     const float scale_log2 = softmax_scale * kLog2e;
 
     if (keys > 0) {
-        load_tile<BLOCK_M>(q_tile, q, q_row_stride, seqlen_q - tile.first_row, head_dim);
+        load_tile<kBlockRows>(q_tile, q, q_row_stride, seqlen_q - tile.first_row, head_dim);
         load_tile<BLOCK_N>(k_tile, k, k_row_stride, seqlen_k, head_dim);
     }
     for (int key = 0; key < keys; key += BLOCK_N) {
