@@ -1,0 +1,8 @@
+"""The kernels of SparkAttention."""
+
+from __future__ import annotations
+
+from impl.cuda.build import Kernel
+from impl.spark_attention.kernels import sm70, sm80
+
+KERNELS: tuple[Kernel, ...] = (*sm70.FORWARD, *sm80.FORWARD)
