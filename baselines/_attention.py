@@ -1,51 +1,22 @@
-"""What the attention baselines share: calling a forward or only its backward, and asking for a CUDA package."""
+"""What the attention baselines share: layouts, limits of a GPU, and asking for a CUDA package."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.contender import Target
-from harness.lazy import lazy_import
-from harness.ops.base import Tensors
+from harness.ops.calls import Forward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.ops.attention import AttentionParams
 
-torch = lazy_import("torch")
-
-Forward = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
-SHARED = "baselines/_attention.py"  # for Contender.sources
-
-
-def attention_call(forward: Forward, inputs: Tensors) -> Callable[[], dict[str, Tensor]]:
-    """`run` of a Prepared: the forward of q, k, v [batch, heads, seqlen, head_dim]; when the inputs have "dout",
-    the forward is done here, once, and `run` is its backward alone.
-
-    Autograd runs a backward on the stream of its forward: prepare on the stream that is timed or captured.
-    """
-    if "dout" not in inputs:
-
-        def run_forward() -> dict[str, Tensor]:
-            with torch.no_grad():
-                return {"out": forward(inputs["q"], inputs["k"], inputs["v"])}
-
-        return run_forward
-
-    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
-    out = forward(*leaves)
-
-    def run_backward() -> dict[str, Tensor]:
-        gradients = torch.autograd.grad(out, leaves, inputs["dout"], retain_graph=True)
-        return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-
-    return run_backward
+SHARED = ("baselines/_attention.py", "harness/ops/calls.py")  # for Contender.sources
 
 
 def seqlen_before_heads(function: Forward) -> Forward:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from baselines._attention import attention_call
 from harness.contender import Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from baselines._attention import SHARED, attention_call, below, missing, seqlen_before_heads
+from baselines._attention import SHARED, below, missing, seqlen_before_heads
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 
 
 class FlashAttn(Contender):
@@ -19,7 +20,7 @@ class FlashAttn(Contender):
     label = "FlashAttention-2"
     summary = "flash-attn 2.x, from its own package"
     source = "https://github.com/Dao-AILab/flash-attention"
-    sources = (SHARED,)
+    sources = SHARED
 
     def unavailable(self, target: Target) -> str | None:
         how = "pip install flash-attn --no-build-isolation (compiles with nvcc, PyPI has no wheel), or use sdpa_flash"

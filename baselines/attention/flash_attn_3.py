@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from baselines._attention import SHARED, attention_call, below, missing, seqlen_before_heads
+from baselines._attention import SHARED, below, missing, seqlen_before_heads
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 
 
 class FlashAttn3(Contender):
@@ -19,7 +20,7 @@ class FlashAttn3(Contender):
     label = "FlashAttention-3"
     summary = "FlashAttention-3 forward, bfloat16, Hopper, from the wheel fa3-fwd"
     source = "https://pypi.org/project/fa3-fwd/"
-    sources = (SHARED,)
+    sources = SHARED
 
     def unavailable(self, target: Target) -> str | None:
         how = "pip install fa3-fwd==0.0.3 nvidia-cuda-runtime --no-deps"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baselines._attention import SHARED, attention_call, below, missing, seqlen_before_heads
+from baselines._attention import SHARED, below, missing, seqlen_before_heads
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ class FlashAttn4(Contender):
     label = "FlashAttention-4"
     summary = "FlashAttention-4 (CuTe DSL), from the pre-release flash-attn-4"
     source = "https://pypi.org/project/flash-attn-4/"
-    sources = (SHARED,)
+    sources = SHARED
 
     def unavailable(self, target: Target) -> str | None:
         return missing(target, "flash_attn.cute", "pip install --pre flash-attn-4 (brings a compiler of 92 MB)")

@@ -23,7 +23,7 @@ class FlexAttention(Contender):
     label = "FlexAttention"
     summary = "torch.nn.attention.flex_attention, compiled"
     source = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
-    sources = (SHARED, "baselines/_flex.py")
+    sources = (*SHARED, "baselines/_flex.py")
 
     def unavailable(self, target: Target) -> str | None:
         return flex_unavailable(target)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from baselines._attention import SHARED, attention_call, below
+from baselines._attention import SHARED, below
 from harness.contender import Contender, Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 from harness.ops.masks import causal_mask
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Sdpa(Contender):
     op = "attention"
     role = "baseline"
     source = "torch.nn.functional.scaled_dot_product_attention"
-    sources = (SHARED, "harness/ops/masks.py")
+    sources = (*SHARED, "harness/ops/masks.py")
     backend: ClassVar[str]  # name in torch.nn.attention.SDPBackend
     on_cpu: ClassVar[bool] = False
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baselines._attention import SHARED, attention_call, has_empty_rows
+from baselines._attention import SHARED, has_empty_rows
 from harness.contender import Contender, Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 from harness.ops.masks import causal_mask
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class UnfusedFp16(Contender):
     label = "Unfused FP16"
     summary = "matmul, scale, mask, softmax, matmul; scores in device memory, no upcast"
     source = "PyTorch"
-    sources = (SHARED, "harness/ops/masks.py")
+    sources = (*SHARED, "harness/ops/masks.py")
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
         hidden = None

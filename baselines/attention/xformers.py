@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from baselines._attention import SHARED, attention_call, missing, seqlen_before_heads
+from baselines._attention import SHARED, missing, seqlen_before_heads
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
+from harness.ops.calls import attention_call
 
 
 class Xformers(Contender):
@@ -19,7 +20,7 @@ class Xformers(Contender):
     label = "xFormers CUTLASS"
     summary = "xFormers memory-efficient attention, CUTLASS op"
     source = "https://github.com/facebookresearch/xformers"
-    sources = (SHARED,)
+    sources = SHARED
 
     def unavailable(self, target: Target) -> str | None:
         return missing(target, "xformers.ops", "pip install xformers==0.0.35 nvidia-cuda-runtime-cu12 --no-deps")

@@ -25,7 +25,7 @@ class BlockSparseFlexAttention(Contender):
     label = "FlexAttention"
     summary = "torch.nn.attention.flex_attention with a block mask, compiled"
     source = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
-    sources = (SHARED, "baselines/_flex.py", "baselines/block_sparse_attention/_semantics.py")
+    sources = (*SHARED, "baselines/_flex.py", "baselines/block_sparse_attention/_semantics.py")
 
     def unavailable(self, target: Target) -> str | None:
         return flex_unavailable(target)

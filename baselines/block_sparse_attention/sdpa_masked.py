@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baselines._attention import SHARED, attention_call
+from baselines._attention import SHARED
 from baselines.block_sparse_attention._semantics import renormalised_only
 from harness.contender import Contender, Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.base import Tensors
 from harness.ops.block_sparse_attention import BlockSparseParams
+from harness.ops.calls import attention_call
 from harness.ops.masks import causal_mask, pattern_mask
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class SdpaMasked(Contender):
     label = "SDPA masked"
     summary = "PyTorch SDPA with a boolean mask"
     source = "torch.nn.functional.scaled_dot_product_attention"
-    sources = (SHARED, "harness/ops/masks.py", "baselines/block_sparse_attention/_semantics.py")
+    sources = (*SHARED, "harness/ops/masks.py", "baselines/block_sparse_attention/_semantics.py")
 
     def unsupported(self, params: BlockSparseParams, target: Target) -> str | None:
         return renormalised_only(params)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baselines._attention import SHARED, attention_call
+from baselines._attention import SHARED
 from baselines.block_sparse_attention._semantics import renormalised_only
 from harness.contender import Contender, Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
 from harness.ops.block_sparse_attention import BlockSparseParams
+from harness.ops.calls import attention_call
 from harness.ops.dense import softmax
 from harness.ops.masks import causal_mask
 from harness.ops.spmm import SpMMParams
@@ -30,7 +31,7 @@ class NaiveAttention(Contender):
     label = "Naive"
     summary = "a Python loop over batch and heads: matmul, softmax, matmul"
     source = "PyTorch"
-    sources = (SHARED, "harness/ops/masks.py", "harness/ops/dense.py")
+    sources = (*SHARED, "harness/ops/masks.py", "harness/ops/dense.py")
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
         visible = None
