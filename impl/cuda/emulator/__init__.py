@@ -5,4 +5,6 @@ from __future__ import annotations
 from impl.cuda.emulator.compile import available
 from impl.cuda.emulator.run import EmulatedFault, emulate
 
-__all__ = ["EmulatedFault", "available", "emulate"]
+launch = emulate
+
+__all__ = ["EmulatedFault", "available", "emulate", "launch"]
