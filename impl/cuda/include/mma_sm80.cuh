@@ -1,6 +1,7 @@
-// Tensor Core operands and products of sm_80: ldmatrix, mma.m16n8k16 with fp32 accumulators, packing.
+// Tensor Core operands and products of sm_80: ldmatrix, mma.m16n8k16 with fp32 accumulators.
 // Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
+#include "half.cuh"
 
 // Loads four 8x8 matrices of 16-bit elements. Lane l gives the shared address of row l % 8 of matrix l / 8;
 // it receives, of each matrix, elements (l / 4, 2 * (l % 4)) and the next one of that row.
@@ -34,8 +35,7 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (
 #ifdef VOLTABENCH_EMULATED
     emulated::mma_m16n8k16_f16(d, a, b0, b1);
 #else
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -47,32 +47,9 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned 
 #ifdef VOLTABENCH_EMULATED
     emulated::mma_m16n8k16_bf16(d, a, b0, b1);
 #else
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
-
-// Two floats rounded to fp16, `low` in the lower half.
-__device__ __forceinline__ unsigned pack_f16(float low, float high) {
-#ifdef VOLTABENCH_EMULATED
-    return emulated::pack_f16(low, high);
-#else
-    unsigned packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-#endif
-}
-
-// Two floats rounded to bf16, `low` in the lower half.
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-#ifdef VOLTABENCH_EMULATED
-    return emulated::pack_bf16(low, high);
-#else
-    unsigned packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
 #endif
 }

@@ -29,72 +29,23 @@
 #include "arguments.cuh"
 #include "fragments_sm70.cuh"
 #include "math.cuh"
+#include "staged_tile_sm70.cuh"
 
-constexpr int kThreads = 128;
 constexpr int kBlockRows = 128;
 constexpr int kWarpRows = 32;
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kKeyTiles = BLOCK_N / 16;
-constexpr int kChunk = 8;
-constexpr int kChunks = PADDED_DIM / kChunk;
 constexpr int kDimTiles = PADDED_DIM / 32;
-constexpr int kStaged = BLOCK_N * kChunks / kThreads;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// Rows of one head, from `first` on.
-struct Rows {
-    const Element* first;
-    long long stride;
-    int count;
-};
-
-__device__ __forceinline__ uint4* chunk_at(uint4* tile, int row, int chunk) {
-    return tile + row * kChunks + (chunk ^ (row & 7));
-}
-
-// Eight elements from `source` on; those past `columns` are zero.
-__device__ __forceinline__ uint4 load_chunk(const Element* source, int columns) {
-#if ALIGNED
-    return columns > 0 ? *reinterpret_cast<const uint4*>(source) : make_uint4(0, 0, 0, 0);
-#else
-    unsigned words[4] = {0, 0, 0, 0};
-#    pragma unroll
-    for (int i = 0; i < kChunk; ++i)
-        if (i < columns) words[i / 2] |= static_cast<unsigned>(source[i]) << (i % 2 * 16);
-    return make_uint4(words[0], words[1], words[2], words[3]);
-#endif
-}
-
-// Fetches this thread's share of BLOCK_N rows from `row` on; rows past the last are zero.
-__device__ __forceinline__ void fetch(uint4 (&staged)[kStaged], const Rows& rows, int row, int head_dim) {
-    const int column = threadIdx.x % kChunks * kChunk;
-    row += threadIdx.x / kChunks;
-    const Element* source = rows.first + row * rows.stride + column;
-#pragma unroll
-    for (int i = 0; i < kStaged; ++i) {
-        staged[i] = load_chunk(source, row < rows.count ? head_dim - column : 0);
-        row += kThreads / kChunks;
-        source += kThreads / kChunks * rows.stride;
-    }
-}
-
-__device__ __forceinline__ void store(uint4* tile, const uint4 (&staged)[kStaged]) {
-    const int row = threadIdx.x / kChunks;
-#pragma unroll
-    for (int i = 0; i < kStaged; ++i)
-        *chunk_at(tile, row + i * (kThreads / kChunks), threadIdx.x % kChunks) = staged[i];
-}
-
 #if ACCUMULATE_FP16
-// Multiplies the eight fp16 elements of a chunk.
-__device__ __forceinline__ void scale_chunk(uint4& chunk, float factor) {
-    unsigned* words[4] = {&chunk.x, &chunk.y, &chunk.z, &chunk.w};
-#    pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_half2(*words[i]);
-        *words[i] = pack_half2(pair.x * factor, pair.y * factor);
-    }
+// Multiplies the warp's rows of Q.
+__device__ __forceinline__ void scale_rows(uint4* warp_q_tile, float factor, int lane) {
+    unsigned* words = reinterpret_cast<unsigned*>(warp_q_tile);
+    for (int i = lane; i < kWarpRows * PADDED_DIM / 2; i += 32)
+        words[i] = pack_f16(low_f16(words[i]) * factor, high_f16(words[i]) * factor);
+    __syncwarp();
 }
 #endif
 
@@ -242,10 +193,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     const int unmasked_keys = visible_keys(first_row, seqlen_k, causal_offset);
 
     float scale_log2 = softmax_scale * kLog2e;
-#if ACCUMULATE_FP16
-    const float q_scale = __int_as_float(__float_as_int(softmax_scale) & 0x7f800000);
-    scale_log2 /= q_scale;
-#endif
 
     float output[kRowTiles][kDimTiles][2][8] = {};
     Softmax state;
@@ -257,21 +204,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             state.sum[m][r] = 0.0f;
         }
 
-    uint4 staged[kStaged];
+    StagedTile staged;
     for (int row = 0; row < kBlockRows; row += BLOCK_N) {
-        fetch(staged, q_rows, tile.first_row + row, head_dim);
-#if ACCUMULATE_FP16
-#    pragma unroll
-        for (int i = 0; i < kStaged; ++i) scale_chunk(staged[i], q_scale);
-#endif
-        store(q_tile + row * kChunks, staged);
+        staged.fetch(q_rows, tile.first_row + row, head_dim);
+        staged.store(q_tile + row * kChunks);
     }
-    fetch(staged, k_rows, 0, head_dim);
-    store(k_tile, staged);
+    staged.fetch(k_rows, 0, head_dim);
+    staged.store(k_tile);
     __syncthreads();
+#if ACCUMULATE_FP16
+    const float power_of_two = __int_as_float(__float_as_int(softmax_scale) & 0x7f800000);
+    scale_rows(warp_q_tile, power_of_two, lane);
+    scale_log2 /= power_of_two;
+#endif
 
     for (int key = 0; key < keys; key += BLOCK_N) {
-        fetch(staged, v_rows, key, head_dim);
+        staged.fetch(v_rows, key, head_dim);
         const bool active = key < warp_keys;
         Probabilities p[kRowTiles][kKeyTiles];
         if (active) {
@@ -305,13 +253,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                         output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
             }
         }
-        store(v_tile, staged);
+        staged.store(v_tile);
         __syncthreads();
 
         const int next = key + BLOCK_N;
-        if (next < keys) fetch(staged, k_rows, next, head_dim);
+        if (next < keys) staged.fetch(k_rows, next, head_dim);
         if (active) multiply_values(output, p, v_tile, lane);
-        if (next < keys) store(k_tile, staged);
+        if (next < keys) staged.store(k_tile);
         __syncthreads();
     }
 
@@ -334,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                 unsigned* words =
                     reinterpret_cast<unsigned*>(chunk_at(warp_q_tile, row, d * 4 + side * 2 + column / 4));
                 words[j * 2 + column % 4 / 2] =
-                    pack_half2(tile_output[i % 8] * inverse, tile_output[i % 8 + 1] * inverse);
+                    pack_f16(tile_output[i % 8] * inverse, tile_output[i % 8 + 1] * inverse);
             }
         }
     __syncwarp();

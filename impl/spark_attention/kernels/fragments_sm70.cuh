@@ -2,21 +2,11 @@
 // where its eight elements lie, how softmax reads them, and how probabilities become the A operand of the next
 // product. The warp's 16x16 tile is cut among the quad-pairs as (pair / 2, pair % 2), so two of them share a row.
 #pragma once
-#include <cuda_fp16.h>
-
+#include "half.cuh"
 #include "math.cuh"
 #include "mma_sm70.cuh"
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-__device__ __forceinline__ unsigned pack_half2(float low, float high) {
-    const __half2 packed = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const unsigned*>(&packed);
-}
-
-__device__ __forceinline__ float2 unpack_half2(unsigned packed) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&packed));
-}
 
 #if ACCUMULATE_FP16
 
@@ -40,8 +30,7 @@ __device__ __forceinline__ void clear(Accumulator& tile) {
 }
 
 __device__ __forceinline__ float element(const Accumulator& tile, int i) {
-    const float2 pair = unpack_half2(tile[i / 2]);
-    return i % 2 == 0 ? pair.x : pair.y;
+    return i % 2 == 0 ? low_f16(tile[i / 2]) : high_f16(tile[i / 2]);
 }
 
 __device__ __forceinline__ void mask_element(Accumulator& tile, int i) {
@@ -53,7 +42,7 @@ __device__ __forceinline__ void mask_element(Accumulator& tile, int i) {
 // The A operands of two products, over columns 0..3 and 4..7: the accumulator layout is already theirs.
 __device__ __forceinline__ void to_a_operand(unsigned (&a)[2][2], const float (&p)[8], int) {
 #    pragma unroll
-    for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = pack_half2(p[2 * i], p[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = pack_f16(p[2 * i], p[2 * i + 1]);
 }
 
 #else
@@ -92,8 +81,8 @@ __device__ __forceinline__ void to_a_operand(unsigned (&a)[2][2], const float (&
     const bool upper = lane & 2;
 #    pragma unroll
     for (int step = 0; step < 2; ++step) {
-        const unsigned first_row = pack_half2(p[4 * step], p[4 * step + 1]);
-        const unsigned second_row = pack_half2(p[4 * step + 2], p[4 * step + 3]);
+        const unsigned first_row = pack_f16(p[4 * step], p[4 * step + 1]);
+        const unsigned second_row = pack_f16(p[4 * step + 2], p[4 * step + 3]);
         const unsigned kept = upper ? second_row : first_row;
         const unsigned received = __shfl_xor_sync(kAllLanes, upper ? first_row : second_row, 2);
         a[step][0] = upper ? received : kept;
