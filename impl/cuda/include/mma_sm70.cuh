@@ -23,7 +23,7 @@ __device__ __forceinline__ QuadPairLane quad_pair_lane(int lane) {
 // d += a b, a row-major, b column-major, fp32 accumulators.
 __device__ __forceinline__ void mma_m8n8k4_row_col(float (&d)[8], const unsigned (&a)[2], const unsigned (&b)[2]) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::mma_m8n8k4_f32(d, a, b, false, false);
+    emulated::mma_m8n8k4_row_col(d, a, b);
 #else
     asm volatile(
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "
@@ -36,7 +36,7 @@ __device__ __forceinline__ void mma_m8n8k4_row_col(float (&d)[8], const unsigned
 // d += a b, a and b row-major, fp32 accumulators.
 __device__ __forceinline__ void mma_m8n8k4_row_row(float (&d)[8], const unsigned (&a)[2], const unsigned (&b)[2]) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::mma_m8n8k4_f32(d, a, b, false, true);
+    emulated::mma_m8n8k4_row_row(d, a, b);
 #else
     asm volatile(
         "mma.sync.aligned.m8n8k4.row.row.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "
@@ -49,7 +49,7 @@ __device__ __forceinline__ void mma_m8n8k4_row_row(float (&d)[8], const unsigned
 // d += a b, a row-major, b column-major, fp16 accumulators.
 __device__ __forceinline__ void mma_m8n8k4_row_col(unsigned (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2]) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::mma_m8n8k4_f16(d, a, b, false, false);
+    emulated::mma_m8n8k4_row_col(d, a, b);
 #else
     asm volatile(
         "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 {%0, %1, %2, %3}, {%4, %5}, {%6, %7}, {%0, %1, %2, %3};"
@@ -61,7 +61,7 @@ __device__ __forceinline__ void mma_m8n8k4_row_col(unsigned (&d)[4], const unsig
 // d += a b, a and b row-major, fp16 accumulators.
 __device__ __forceinline__ void mma_m8n8k4_row_row(unsigned (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2]) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::mma_m8n8k4_f16(d, a, b, false, true);
+    emulated::mma_m8n8k4_row_row(d, a, b);
 #else
     asm volatile(
         "mma.sync.aligned.m8n8k4.row.row.f16.f16.f16.f16 {%0, %1, %2, %3}, {%4, %5}, {%6, %7}, {%0, %1, %2, %3};"
