@@ -43,7 +43,7 @@ def plan_for(m: int, x: Tensor, split_k: int | None = None) -> Plan:
     """
     k, n = x.shape
     if not x.is_cuda:
-        return choose_plan(m, n, k, sm_count=1, split_k=split_k or 1)
+        return choose_plan(m, n, k, sm_count=1, split_k=1 if split_k is None else split_k)
     properties = torch.cuda.get_device_properties(x.device)
     if properties.major < 8:
         raise NotImplementedError(f"the Tiled-CSL kernel needs sm_80 or newer; {properties.name} is older")

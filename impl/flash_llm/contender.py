@@ -38,7 +38,7 @@ class FlashLLMTiledCSL(Contender):
         prepared = Prepared(
             run=lambda: {"y": flash_llm_spmm(weight, x, plan.split_k)},
             backend="reference",
-            tuning={"split_k": plan.split_k, "format_bytes": weight.nbytes},
+            tuning={"split_k": plan.split_k},
             bytes_floor=weight.nbytes + x.nbytes + params.m * params.n * x.itemsize,
             format_bytes=weight.nbytes,
         )

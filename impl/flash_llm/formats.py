@@ -33,6 +33,8 @@ _SLOTS = _TILE_SIZE // _BANKS  # halves that each bank holds of a tile
 _CHUNK = 8  # halves of 16 bytes, the unit that ldmatrix reads and the swizzle moves
 _STRIP_ELEMENTS = 1 << 22  # elements converted at once; bounds the conversion's temporaries
 
+_Strip = Callable[[int, int], Tensor]  # dense rows from one to another (excluded), float16
+
 
 @dataclass(frozen=True)
 class TiledCSL:
@@ -187,6 +189,7 @@ def _encode(tiles: Tensor) -> tuple[Tensor, Tensor]:
     place = place.view(_SLOTS // 2, _BANKS, 2).transpose(0, 1).reshape(_TILE_SIZE)
     values = tiles[:, torch.argsort(_place_of_element(device))[place]]
     stored = values != 0
+    values.masked_fill_(~stored, 0)  # the padding may fall on a -0.0
     stored |= _padding(stored)
 
     by_bank = stored.view(-1, _BANKS, _SLOTS)
@@ -258,7 +261,7 @@ def _check_offsets(offsets: Tensor, name: str, length: int, end: int) -> None:
 
 
 def _check_indices(indices: Tensor, what: str, size: int) -> None:
-    if len(indices) and not (0 <= indices.min() and indices.max() < size):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < size):
         raise ValueError(f"{what} indices run from {indices.min()} to {indices.max()}; they must be in [0, {size})")
 
 

@@ -1,0 +1,90 @@
+"""Random inputs of this run, and the three ways to multiply: reference, emulated kernel, kernel on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from impl.flash_llm.api import flash_llm_spmm
+from impl.flash_llm.formats import TiledCSL
+from impl.flash_llm.kernels import tiled_csl
+
+_GUARD_BYTES = 256
+
+
+@pytest.fixture(autouse=True)
+def fresh_seed():
+    """Another seed in every run; a failing test shows it."""
+    print(f"torch.manual_seed({torch.seed()})")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations():
+    """New tensors start as NaN, so that whatever a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(
+    params=[
+        "reference",
+        "emulated",
+        pytest.param("kernel", marks=pytest.mark.gpu),
+    ]
+)
+def multiply(request):
+    """`multiply(w, x, split_k=None)` gives Y [m, n] on the CPU, by the backend the test is run for."""
+    if request.param == "reference":
+        return lambda w, x, split_k=None: flash_llm_spmm(TiledCSL.from_dense(w), x, split_k)
+    if request.param == "emulated":
+        from impl.cuda.emulator import launch
+
+        return lambda w, x, split_k=None: _launch_guarded(launch, w, x, split_k, sm_count=4)
+    from impl.cuda.launch import launch
+
+    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
+    return lambda w, x, split_k=None: _launch_guarded(launch, w.cuda(), _to_cuda(x), split_k, sm_count).cpu()
+
+
+def _launch_guarded(launch, w, x, split_k, sm_count):
+    weight = TiledCSL.from_dense(w)
+    plan = tiled_csl.choose_plan(*w.shape[:1], x.shape[1], x.shape[0], sm_count, split_k)
+    return tiled_csl.multiply(weight.entries, weight.offsets, x, w.shape[0], plan, guarded(launch))
+
+
+def guarded(launch):
+    """`launch` with every tensor moved between bytes of 0xFF, which are NaN, or -1: what is read there spoils the
+    result, and what is written there fails the test. Gaps between the rows of a tensor are guards too."""
+
+    def run(kernel, grid, args):
+        moved, homes = [], []
+        for arg in args:
+            if not isinstance(arg, torch.Tensor):
+                moved.append(arg)
+                continue
+            span = 1 + sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True))
+            span = span if arg.numel() else 0
+            lead = _GUARD_BYTES + arg.data_ptr() % 16
+            raw = torch.full((lead + span * arg.itemsize + _GUARD_BYTES,), 0xFF, dtype=torch.uint8, device=arg.device)
+            inner = raw[lead : lead + span * arg.itemsize].view(arg.dtype).as_strided(arg.shape, arg.stride())
+            inner.copy_(arg)
+            moved.append(inner)
+            homes.append((arg, inner, raw, raw.clone(), lead))
+        launch(kernel, grid, moved)
+        for arg, inner, raw, before, lead in homes:
+            after = raw.clone()
+            changed = before[lead : len(raw) - _GUARD_BYTES].view(arg.dtype).as_strided(arg.shape, arg.stride())
+            changed.copy_(inner)
+            assert torch.equal(before, after), f"{kernel.name} wrote outside a tensor of shape {tuple(arg.shape)}"
+            arg.copy_(inner)
+
+    return run
+
+
+def _to_cuda(x):
+    """x on the GPU with the strides and the misalignment it has."""
+    begin = x.data_ptr() % 16 // x.itemsize
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    home = torch.empty(begin + span, dtype=x.dtype, device="cuda")
+    return home[begin:].as_strided(x.shape, x.stride()).copy_(x)

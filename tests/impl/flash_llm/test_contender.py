@@ -1,0 +1,50 @@
+"""The contender: what it prepares, what it says it cannot run, and what stays out of the timed call."""
+
+from __future__ import annotations
+
+import pytest
+from matrices import assert_is_product
+
+from harness.contender import Target, discover
+from harness.ops.spmm import SpMM
+from impl.flash_llm.formats import TiledCSL
+
+CPU = Target("cpu", "CPU")
+CONTENDER = discover()["spmm"]["flash_llm_tiled_csl"]
+
+
+def make_params(**changes):
+    return SpMM.Params(**{"m": 300, "n": 9, "k": 200, "sparsity": 0.7, **changes})
+
+
+def test_prepare_converts_and_run_only_multiplies(monkeypatch):
+    params = make_params()
+    inputs = SpMM().inputs(params, "cpu")
+    prepared = CONTENDER.prepare(params, inputs, CPU)
+    monkeypatch.setattr(TiledCSL, "__post_init__", lambda self: pytest.fail("converted within the timed call"))
+    assert_is_product(prepared.run()["y"], inputs["w"], inputs["x"])
+    assert prepared.backend == "reference"
+    assert prepared.tuning == {"split_k": 1}
+
+
+def test_bytes_of_the_format_are_reported():
+    params = make_params(m=256, k=128, n=8, sparsity=0.0)
+    inputs = SpMM().inputs(params, "cpu")
+    inputs["w"].fill_(1)
+    prepared = CONTENDER.prepare(params, inputs, CPU)
+    assert prepared.format_bytes == 4 * 256 * 128 + 4 * 5
+    assert prepared.bytes_floor == prepared.format_bytes + 2 * 128 * 8 + 2 * 256 * 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "reason"),
+    [
+        ({"dtype": "bfloat16"}, CPU, "float16"),
+        ({}, Target("cuda", "V100", (7, 0)), "sm_80 or newer"),
+        ({}, Target("cuda", "A100", (8, 0)), None),
+        ({}, CPU, None),
+    ],
+)
+def test_what_cannot_run_says_why(changes, target, reason):
+    answer = CONTENDER.unsupported(make_params(**changes), target)
+    assert answer is None if reason is None else reason in answer
