@@ -1,24 +1,29 @@
-"""Import a heavy module on first use, so that reading a config or printing a plan costs no torch import."""
+"""Import a heavy module on first use, so that reading a config or drawing a figure costs no torch import."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType
+from typing import Any
+
+
+class _Lazy(ModuleType):
+    """Stands in for a module of its name. It is not put in sys.modules: other packages look there for torch
+    (matplotlib does, for every array it gets), and would load it by looking."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), attribute)
 
 
 def lazy_import(name: str) -> ModuleType:
-    """Return module `name`; its code runs at the first attribute access.
+    """Return module `name`, or a stand-in whose first attribute access imports it.
 
     Raises ModuleNotFoundError at once when the module is not installed.
     """
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
+    if importlib.util.find_spec(name) is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return _Lazy(name)
