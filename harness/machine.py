@@ -121,7 +121,15 @@ def config_for_machine() -> tuple[dict[str, Any], str]:
         if raw.get("gpu") and raw["gpu"].lower() in found[0].name.lower():
             return raw, source
     raw, source = _read("v100")
-    return {**raw, "run": slug(found[0].name), "gpu": None}, source
+    own = {"run": slug(found[0].name), "gpu": None, "architectures": architectures(found[0].capability)}
+    return {**raw, **own}, source
+
+
+def architectures(capability: tuple[int, int]) -> list[str]:
+    """Those a GPU can run of the architectures that kernels are built for: sm_90a on 9.0 alone, sm_70 below 8.0."""
+    if capability < (8, 0):
+        return ["sm_70"]
+    return ["sm_80", "sm_90a"] if capability == (9, 0) else ["sm_80"]
 
 
 def _read(name: str) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,165 @@
+"""Bad configs are refused whole, before any work, with one line that names the place and what would be right."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from harness.config import load_config, parse_config
+from harness.contender import ROOT
+from harness.errors import ConfigError
+
+GOOD = {
+    "run": "mine",
+    "device": "cpu",
+    "experiments": {
+        "attention": {
+            "op": "attention",
+            "question": "?",
+            "baseline": "unfused_fp16",
+            "contenders": ["unfused_fp16", "copy"],
+            "panels": [
+                {
+                    "name": "forward",
+                    "title": "Forward",
+                    "each": {"batch": 1, "num_heads": 2, "seqlen": [16, 33], "head_dim": 8},
+                    "energy": [{"contenders": ["copy"], "where": {"seqlen_q": 33}}],
+                }
+            ],
+        },
+        "spmm": {
+            "op": "spmm",
+            "question": "?",
+            "baseline": "cublas",
+            "contenders": ["cublas"],
+            "panels": [{"name": "small", "title": "Small", "shapes": [{"m": 8, "k": 8, "n": 1, "sparsity": 0.5}]}],
+        },
+    },
+}
+FORWARD = "experiments.attention.panels.0"
+
+MISTAKES = [
+    # where to change the good config, to what, and what the message must hold
+    ("devise", "cpu", ["unknown key 'devise'", "device"]),
+    ("device", "tpu", ["device:", "'cpu' or 'cuda'", "'tpu'"]),
+    ("run", "../x", ["run:"]),
+    ("run", "paper", ["run:", "published numbers"]),
+    ("budget_min", -1, ["budget_min:", "greater than 0"]),
+    ("measure", {"rounds": 1}, ["measure.rounds:", "2"]),
+    ("measure", {"round": 6}, ["measure:", "unknown key 'round'", "rounds"]),
+    ("architectures", ["sm_75"], ["architectures[0]:", "sm_70"]),
+    ("contender_folders", ["nowhere"], ["contender_folders", "no folder nowhere"]),
+    ("experiments", {}, ["experiments:"]),
+    ("experiments.attention.op", "atention", ["experiments.attention.op", "unknown op 'atention'", "attention, "]),
+    ("experiments.attention.baseline", "cublas", ["unknown contender", "'cublas'", "unfused_fp16"]),
+    ("experiments.attention.contenders", ["flash"], ["unknown contender", "'flash'", "sdpa_flash"]),
+    (f"{FORWARD}.contenders", ["nope"], ["panels.forward.contenders", "'nope'", "sdpa_flash"]),
+    (f"{FORWARD}.titel", "x", ["experiments.attention.panels[0]", "unknown key 'titel'", "title"]),
+    (f"{FORWARD}.name", "a/b", ["experiments.attention.panels[0].name"]),
+    (f"{FORWARD}.each.batch", -1, ["panels.forward", "batch", "greater than 0", "-1"]),
+    (f"{FORWARD}.each.batch", 1.5, ["panels.forward", "batch", "integer", "1.5"]),
+    (f"{FORWARD}.each.batch", "2", ["panels.forward", "batch", "integer", "'2'"]),
+    (f"{FORWARD}.each.seqlen", [16, 0], ["panels.forward", "seqlen_q", "greater than 0"]),
+    (f"{FORWARD}.each.seqlen", [16, 16], ["panels.forward", "there twice"]),
+    (f"{FORWARD}.each.heads", 2, ["panels.forward", "unknown key 'heads'", "num_heads"]),
+    (f"{FORWARD}.each.num_heads_kv", 3, ["panels.forward", "num_heads=2", "num_heads_kv=3"]),
+    (f"{FORWARD}.each.dtype", "float8", ["panels.forward", "dtype", "float16"]),
+    (f"{FORWARD}.energy.0.contenders", ["cublas"], ["forward.energy", "'cublas'", "copy"]),
+    (f"{FORWARD}.energy.0.where", {"seqlen": 33}, ["energy.where", "'seqlen'", "seqlen_q"]),
+    (f"{FORWARD}.energy.0.where", {"seqlen_q": 34}, ["energy.where", "34", "none of the panel's 2 cases"]),
+    ("experiments.spmm.panels.0.shapes.0.sparsity", 1.01, ["panels.small", "sparsity", "less than or equal to 1"]),
+    ("experiments.spmm.panels.0.shapes.0.sparsity", -0.1, ["panels.small", "sparsity", "greater than or equal to 0"]),
+    ("experiments.spmm.panels.0.shapes.0.n", 0, ["panels.small", "n:", "greater than 0"]),
+    ("experiments.spmm.panels.0.shapes", [], ["experiments.spmm.panels[0].shapes"]),
+]
+
+
+def with_mistake(place: str, value: object) -> dict:
+    config = copy.deepcopy(GOOD)
+    *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    node = config
+    for part in path:
+        node = node[part]
+    node[last] = value
+    return config
+
+
+@pytest.mark.parametrize(("place", "value", "parts"), MISTAKES, ids=lambda v: str(v)[:40])
+def test_a_mistake_is_one_line_that_names_place_and_cure(place, value, parts):
+    with pytest.raises(ConfigError) as caught:
+        parse_config(with_mistake(place, value), "my.yaml")
+    message = str(caught.value)
+    assert message.startswith("my.yaml: ")
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_repeated_panel_name_is_refused():
+    config = copy.deepcopy(GOOD)
+    config["experiments"]["attention"]["panels"] *= 2
+    with pytest.raises(ConfigError, match="2 panels are named 'forward'"):
+        parse_config(config, "my.yaml")
+
+
+@pytest.mark.parametrize("text", ["- 1", "7", "run: [", ""])
+def test_what_is_no_mapping_is_refused(tmp_path, text):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_names_the_ones_there_are():
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file.*config/smoke\.yaml"):
+        load_config("nowhere.yaml")
+
+
+def test_cases_rows_and_energy_of_a_good_config():
+    config = parse_config(GOOD, "my.yaml")
+    rows = config.rows("attention/forward")
+    assert [(case.params.seqlen_q, contender) for case, contender in rows] == [
+        (16, "unfused_fp16"),
+        (16, "copy"),
+        (33, "unfused_fp16"),
+        (33, "copy"),
+    ]
+    assert {case.params.seqlen_q: case.energy for case, _ in rows} == {16: (), 33: ("copy",)}
+    assert config.panel_names() == ["attention/forward", "spmm/small"]
+
+
+def test_headline_panels_come_first():
+    config = copy.deepcopy(GOOD)
+    config["experiments"]["spmm"]["panels"][0]["headline"] = True
+    assert parse_config(config, "my.yaml").panel_names() == ["spmm/small", "attention/forward"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_configs_are_good_and_name_their_run(path):
+    config = load_config(path)
+    assert config.run == path.stem
+    assert any(config.panel(*name.split("/")).headline for name in config.panel_names())
+
+
+@pytest.mark.parametrize("name", ["v100", "h200"])
+def test_energy_is_taken_on_twelve_cells(name):
+    config = load_config(ROOT / "config" / f"{name}.yaml")
+    cells = [row for panel in config.panel_names() for row in config.rows(panel) if row[1] in row[0].energy]
+    assert len(cells) == 12
+
+
+def test_the_command_prints_one_line_and_exits_2(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(with_mistake("experiments.attention.contenders", ["flash"])))
+    command = [sys.executable, "-m", "harness", "plan", str(path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(f"voltabench: {path}: experiments.attention.contenders: ")
