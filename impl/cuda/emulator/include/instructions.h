@@ -28,30 +28,30 @@ __forceinline__ unsigned pack_bf16(float low, float high) {
     return bfloat16_bits(low) | static_cast<unsigned>(bfloat16_bits(high)) << 16;
 }
 
-// d += a b on the four 8x8x4 products of a warp; fp32 accumulators, or fp16 ones, two to a register.
-#define EMULATED_M8N8K4(name, a_column, b_row)                                                                  \
-    __forceinline__ void name(float (&d)[8], const unsigned (&a)[2], const unsigned (&b)[2]) {                  \
-        emulated_mma_m8n8k4(d, a, b, d, a_column | b_row << 1, true);                                           \
-    }                                                                                                           \
-    __forceinline__ void name(unsigned (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2]) {               \
-        emulated_mma_m8n8k4(d, a, b, d, a_column | b_row << 1, false);                                          \
+// d += a b on the four 8x8x4 products of a warp, with fp32 accumulators, or fp16 ones, two to a register.
+#define EMULATED_M8N8K4(name, a_column, b_row)                                                    \
+    __forceinline__ void name(float (&d)[8], const unsigned (&a)[2], const unsigned (&b)[2]) {    \
+        emulated_mma_m8n8k4(d, a, b, a_column, b_row, true);                                      \
+    }                                                                                             \
+    __forceinline__ void name(unsigned (&d)[4], const unsigned (&a)[2], const unsigned (&b)[2]) { \
+        emulated_mma_m8n8k4(d, a, b, a_column, b_row, false);                                     \
     }
-EMULATED_M8N8K4(mma_m8n8k4_row_col, 0, 0)
-EMULATED_M8N8K4(mma_m8n8k4_row_row, 0, 1)
-EMULATED_M8N8K4(mma_m8n8k4_col_col, 1, 0)
-EMULATED_M8N8K4(mma_m8n8k4_col_row, 1, 1)
+EMULATED_M8N8K4(mma_m8n8k4_row_col, false, false)
+EMULATED_M8N8K4(mma_m8n8k4_row_row, false, true)
+EMULATED_M8N8K4(mma_m8n8k4_col_col, true, false)
+EMULATED_M8N8K4(mma_m8n8k4_col_row, true, true)
 #undef EMULATED_M8N8K4
 
 __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned b[2] = {b0, b1};
-    emulated_mma_m16n8(16, 0, d, a, b, d);
+    emulated_mma_m16n8(16, 0, d, a, b);
 }
 __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned b[2] = {b0, b1};
-    emulated_mma_m16n8(16, 1, d, a, b, d);
+    emulated_mma_m16n8(16, 1, d, a, b);
 }
 __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsigned b) {
-    emulated_mma_m16n8(8, 0, d, a, &b, d);
+    emulated_mma_m16n8(8, 0, d, a, &b);
 }
 
 __forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const void* shared_row, bool transposed) {

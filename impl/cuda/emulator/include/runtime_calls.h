@@ -18,8 +18,8 @@ void emulated_warp_barrier(unsigned mask);
 unsigned long long emulated_shuffle(int mode, unsigned mask, unsigned long long value, int operand, int width);
 unsigned emulated_vote(int mode, unsigned mask, unsigned long long value);
 
-void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, const void* c, int layout, bool f32);
-void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b, const void* c);
+void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32);
+void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b);
 void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed);
 
 void emulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);

@@ -4,6 +4,7 @@
 // without intermediate rounding (in double) and rounded once, to nearest, to the accumulator's format. Hardware
 // truncates bits below the largest addend, differently on each generation.
 #include <cstring>
+#include <tuple>
 
 #include "../include/conversions.h"
 #include "warp.h"
@@ -24,9 +25,7 @@ float element(const unsigned* registers, int index, bool bfloat16 = false) {
 struct Mma : Collective {
     void* d;
     const unsigned *a, *b;
-    const void* c;
-    int layout, k;
-    bool f32, bfloat16;
+    bool a_column, b_row, f32, bfloat16;
 };
 
 template <int M, int N, int K>
@@ -46,7 +45,7 @@ void run_m8n8k4(Collective* const* waiting, unsigned) {
     for (int quad_pair = 0; quad_pair < 4; ++quad_pair) {
         Mma* threads[8];
         for (int t = 0; t < 8; ++t) threads[t] = static_cast<Mma*>(waiting[4 * quad_pair + (t & 3) + 16 * (t >> 2)]);
-        const bool a_column = threads[0]->layout & 1, b_row = threads[0]->layout & 2, f32 = threads[0]->f32;
+        const auto [a_column, b_row, f32] = std::tuple(threads[0]->a_column, threads[0]->b_row, threads[0]->f32);
         float a[8][4], b[4][8];
         double d[8][8];
         for (int t = 0; t < 8; ++t) {
@@ -59,7 +58,7 @@ void run_m8n8k4(Collective* const* waiting, unsigned) {
             for (int v = 0; v < 8; ++v) {
                 int m, n;
                 accumulator_place(t, v, f32, m, n);
-                d[m][n] = f32 ? static_cast<const float*>(mma.c)[v] : element(static_cast<const unsigned*>(mma.c), v);
+                d[m][n] = f32 ? static_cast<float*>(mma.d)[v] : element(static_cast<unsigned*>(mma.d), v);
             }
         }
         multiply(a, b, d);
@@ -87,7 +86,7 @@ void run_m16n8(Collective* const* waiting, unsigned) {
         for (int v = 0; v < K / 4; ++v) b[pair + (v & 1) + (v & 2) * 4][group] = element(mma.b, v, mma.bfloat16);
         for (int v = 0; v < 4; ++v)
             d[group + (v & 2) * 4][pair + (v & 1)] =
-                mma.f32 ? static_cast<const float*>(mma.c)[v] : element(static_cast<const unsigned*>(mma.c), v);
+                mma.f32 ? static_cast<float*>(mma.d)[v] : element(static_cast<unsigned*>(mma.d), v);
     }
     multiply(a, b, d);
     for (int lane = 0; lane < 32; ++lane) {
@@ -129,18 +128,17 @@ void run_load_matrix(Collective* const* waiting, unsigned) {
 
 }  // namespace
 
-extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, const void* c, int layout,
-                                    bool f32) {
-    static const char* const kNames[2][4] = {
-        {"mma.m8n8k4.row.col.f16", "mma.m8n8k4.col.col.f16", "mma.m8n8k4.row.row.f16", "mma.m8n8k4.col.row.f16"},
-        {"mma.m8n8k4.row.col.f32", "mma.m8n8k4.col.col.f32", "mma.m8n8k4.row.row.f32", "mma.m8n8k4.col.row.f32"}};
-    Mma mma{{kNames[f32][layout], 0xffffffffu, CALLER, run_m8n8k4, true}, d, a, b, c, layout, 4, f32, false};
+extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32) {
+    static const char* const kNames[2][2][2] = {
+        {{"mma.m8n8k4.row.col.f16", "mma.m8n8k4.row.row.f16"}, {"mma.m8n8k4.col.col.f16", "mma.m8n8k4.col.row.f16"}},
+        {{"mma.m8n8k4.row.col.f32", "mma.m8n8k4.row.row.f32"}, {"mma.m8n8k4.col.col.f32", "mma.m8n8k4.col.row.f32"}}};
+    Mma mma{{kNames[f32][a_column][b_row], kAllLanes, CALLER, run_m8n8k4, true}, d, a, b, a_column, b_row, f32, false};
     meet(mma);
 }
 
-extern "C" void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b, const void* c) {
+extern "C" void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b) {
     const char* name = k == 16 ? "mma.m16n8k16" : "mma.m16n8k8";
-    Mma mma{{name, 0xffffffffu, CALLER, k == 16 ? run_m16n8<16> : run_m16n8<8>, true}, d, a, b, c, 0, k, type != 2,
+    Mma mma{{name, kAllLanes, CALLER, k == 16 ? run_m16n8<16> : run_m16n8<8>, true}, d, a, b, false, false, type != 2,
             type == 1};
     meet(mma);
 }
@@ -157,7 +155,7 @@ extern "C" void emulated_load_matrix(unsigned* fragment, int matrices, const voi
     }
     static const char* const kNames[2][5] = {{"", "ldmatrix.x1", "ldmatrix.x2", "", "ldmatrix.x4"},
                                              {"", "ldmatrix.x1.trans", "ldmatrix.x2.trans", "", "ldmatrix.x4.trans"}};
-    LoadMatrix load{{kNames[transposed][matrices], 0xffffffffu, CALLER, run_load_matrix, true}, fragment, matrices,
+    LoadMatrix load{{kNames[transposed][matrices], kAllLanes, CALLER, run_load_matrix, true}, fragment, matrices,
                     static_cast<const char*>(shared_row), transposed};
     meet(load);
 }

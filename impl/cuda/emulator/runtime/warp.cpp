@@ -32,7 +32,7 @@ void meet(Collective& collective) {
     if (!(collective.mask & bit))
         fail(collective.code, "%s: mask %08x does not name lane %d that executes it", collective.name, collective.mask,
              self->lane);
-    if (collective.whole_warp && warp.present != 0xffffffffu)
+    if (collective.whole_warp && warp.present != kAllLanes)
         fail(collective.code, "%s needs all 32 lanes; those there are %08x", collective.name, warp.present);
     check_agreement(warp, collective, self->lane);
     warp.waiting[self->lane] = &collective;
@@ -46,7 +46,7 @@ void meet(Collective& collective) {
 void leave_warp(Thread& thread) {
     Warp& warp = *thread.warp;
     warp.present &= ~(1u << thread.lane);
-    if (warp.present == 0) warp_met(warp, 0xffffffffu);
+    if (warp.present == 0) warp_met(warp, kAllLanes);
     for (unsigned lanes = warp.arrived; lanes != 0; lanes &= lanes - 1) {
         Collective& collective = *warp.waiting[__builtin_ctz(lanes)];
         if (!(collective.mask >> thread.lane & 1)) continue;

@@ -3,6 +3,8 @@
 
 #include "block.h"
 
+constexpr unsigned kAllLanes = 0xffffffffu;
+
 struct Collective {
     const char* name;
     unsigned mask;     // the lanes that take part
