@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from impl.cuda.emulator.compile import available
-from impl.cuda.emulator.run import EmulatedFault, emulate
+from impl.cuda.emulator.run import Count, EmulatedFault, count, launch
 
-launch = emulate
-
-__all__ = ["EmulatedFault", "available", "emulate", "launch"]
+__all__ = ["Count", "EmulatedFault", "available", "count", "launch"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from impl.cuda.build import INCLUDE, BuildError, Kernel, cache_folder, source_closure
+from impl.cuda.emulator.symbols import thread_local_arrays
 
 _HERE = Path(__file__).parent
 _EMULATED_INCLUDE = _HERE / "include"
@@ -52,7 +53,7 @@ def available() -> str | None:
     """Why kernels cannot be emulated here, or None when they can."""
     if platform.machine() not in ("x86_64", "aarch64"):
         return f"the emulator has no context switch for {platform.machine()}"
-    missing = [tool for tool in ("g++", "nm", "addr2line") if shutil.which(tool) is None]
+    missing = [tool for tool in ("g++", "ar", "readelf", "addr2line") if shutil.which(tool) is None]
     return f"the emulator needs {', '.join(missing)} (install g++ 12 or newer and binutils)" if missing else None
 
 
@@ -114,12 +115,7 @@ def _runtime(options: list[str]) -> Path:
 
 
 def _describe(path: Path) -> Library:
-    """Read from the library's symbols where its shared arrays are."""
-    lines = subprocess.run(["readelf", "-sW", path], check=True, capture_output=True, text=True).stdout.splitlines()
-    arrays = {}
-    for fields in map(str.split, lines):
-        if len(fields) == 8 and fields[3] == "TLS":
-            arrays[fields[7]] = (int(fields[1], 16), int(fields[2], 0))
+    arrays = thread_local_arrays(path)
     dynamic_offset, _ = arrays.pop("shared_memory")
     return Library(path, tuple(sorted(arrays.values())), dynamic_offset)
 

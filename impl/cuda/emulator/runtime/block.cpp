@@ -37,6 +37,7 @@ Block::Block(Launch& launch, void (*entry)(void**))
       threads(launch.block[0] * launch.block[1] * launch.block[2]),
       warps((threads.size() + 31) / 32),
       memory(launch),
+      counters(launch.report_counter != nullptr),
       stacks_(threads.size()) {
     for (std::size_t id = 0; id < threads.size(); ++id) {
         Thread& thread = threads[id];
@@ -49,6 +50,7 @@ Block::Block(Launch& launch, void (*entry)(void**))
         thread.stack_low = reinterpret_cast<std::uintptr_t>(stacks_.low(id));
         stacks_.owner(id) = &thread;
         if (thread.lane == 0) thread.warp->threads = &thread;
+        ++thread.warp->size;
     }
 }
 
@@ -149,7 +151,7 @@ void Block::release_if_complete() {
     at_barrier_ = 0;
     released_predicates = predicates;
     predicates = 0;
-    for (Warp& warp : warps) warp_met(warp, warp.present);
+    for (Warp& warp : warps) counters.gather(warp);
     make_all_ready();
 }
 

@@ -10,6 +10,7 @@
 
 #include "../include/vector_types.h"
 #include "fiber.h"
+#include "counters.h"
 #include "launch.h"
 #include "memory.h"
 
@@ -25,15 +26,10 @@ struct PendingCopy {
     const void* code;
 };
 
-struct Access {
-    const void* code;
-    std::uintptr_t address;
-    std::uint16_t bytes, event;
-};
-
 struct Warp {
     Thread* threads;       // its lane 0
-    unsigned present;      // lanes that exist and have not exited
+    int size = 0;          // lanes that exist
+    unsigned present;      // those that have not exited
     unsigned arrived = 0;  // lanes waiting at a collective
     Collective* waiting[32] = {};
 };
@@ -77,6 +73,7 @@ struct Block {
     std::vector<Thread> threads;
     std::vector<Warp> warps;
     Memory memory;
+    Counters counters;
     NamedBarrier barriers[16];
     int predicates;           // how many of those at the barrier hold
     int released_predicates;  // the same at the last barrier

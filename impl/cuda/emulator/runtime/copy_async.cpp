@@ -17,14 +17,11 @@ extern "C" void emulated_copy_async(void* shared, const void* global, int bytes,
     if (source_bytes < 0 || source_bytes > bytes) fail(CALLER, "cp.async: source size %d of %d", source_bytes, bytes);
     if (target % bytes != 0 || (source_bytes > 0 && source % bytes != 0))
         fail(CALLER, "cp.async: both addresses must be multiples of %d bytes", bytes);
-    if (memory.locate(target, bytes, true, CALLER) != Space::kShared)
+    if (memory.access(target, bytes, true, CALLER, "cp.async, to shared") != Space::kShared)
         fail(CALLER, "cp.async: the target is not in shared memory");
-    memory.access(target, bytes, true, CALLER);
-    if (source_bytes > 0) {
-        if (memory.locate(source, source_bytes, false, CALLER) != Space::kGlobal)
-            fail(CALLER, "cp.async: the source is not in global memory");
-        memory.access(source, source_bytes, false, CALLER);
-    }
+    if (source_bytes > 0 &&
+        memory.access(source, source_bytes, false, CALLER, "cp.async, from global") != Space::kGlobal)
+        fail(CALLER, "cp.async: the source is not in global memory");
     memory.mark_in_flight(static_cast<char*>(shared), bytes);
     self->copy_groups.back().push_back(
         {static_cast<char*>(shared), static_cast<const char*>(global), bytes, source_bytes, CALLER});

@@ -119,4 +119,7 @@ extern "C" unsigned emulated_vote(int mode, unsigned mask, unsigned long long va
     return vote.result;
 }
 
-extern "C" void emulated_count_mufu() {}
+extern "C" void emulated_count_mufu() {
+    Thread& self = *current_thread();
+    self.block->counters.log(self, {CALLER, "mufu", 0, 0, Space::kNone});
+}

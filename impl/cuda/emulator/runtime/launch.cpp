@@ -23,6 +23,7 @@ extern "C" void emulated_launch(Launch* launch, void (*entry)(void**)) {
             const unsigned rest = id / grid[0];
             block.run({static_cast<unsigned>(id % grid[0]), rest % grid[1], rest / grid[1]});
         }
+        if (launch->report_counter) block.counters.report(*launch);
     };
     std::vector<std::thread> workers;
     for (int i = 0; i < launch->workers; ++i) workers.emplace_back(work);

@@ -20,12 +20,16 @@ struct Fault {
     char message[1024];
 };
 
-// A kernel's accesses or instructions of one kind at one place, over the whole grid.
+// A kernel's instructions of one kind at one place, over the whole grid.
 struct CounterRow {
-    std::uint64_t code_offset;
-    std::uint32_t event, bytes;        // Event; bytes per lane
-    std::uint64_t instructions, units;  // warp instructions; wavefronts (shared), sectors (global)
-    std::uint64_t ideal_units;          // the fewest units that could move the same bytes
+    std::uint64_t code_offset = 0;
+    const char* instruction = nullptr;
+    std::uint64_t bytes = 0;         // of memory per lane
+    std::uint64_t instructions = 0;  // executed by warps
+    std::uint64_t wavefronts = 0;    // of shared memory
+    std::uint64_t ideal_wavefronts = 0;  // without bank conflicts
+    std::uint64_t sectors = 0;           // of 32 bytes, of global memory
+    std::uint64_t ideal_sectors = 0;     // if the lanes' bytes were adjacent
 };
 
 struct Launch {
@@ -38,8 +42,7 @@ struct Launch {
     std::uint64_t shared_symbol_offset;  // of `shared_memory` in the window
     std::uint64_t seed;
     int workers;
-    int check_races, check_uninitialized, count;
-    CounterRow* counters;  // room for `counter_capacity` rows
-    int counter_capacity, counter_count;
+    int check_races;
+    void (*report_counter)(const CounterRow*);  // called for each row at the end; nullptr: nothing is counted
     Fault fault;
 };

@@ -88,14 +88,15 @@ Space Memory::locate(std::uintptr_t address, unsigned bytes, bool write, const v
     out_of_bounds(address, bytes, write, code);
 }
 
-void Memory::access(std::uintptr_t address, unsigned bytes, bool write, const void* code) {
+Space Memory::access(std::uintptr_t address, unsigned bytes, bool write, const void* code, const char* instruction) {
     const Space space = locate(address, bytes, write, code);
-    if (space == Space::kShared) {
-        check_state(address, bytes, write, code);
-        count_access(write ? Event::kSharedStore : Event::kSharedLoad, address, bytes, code);
-    } else if (space == Space::kGlobal) {
-        count_access(write ? Event::kGlobalStore : Event::kGlobalLoad, address, bytes, code);
-    }
+    if (space != Space::kShared && space != Space::kGlobal) return space;
+    if (space == Space::kShared) check_state(address, bytes, write, code);
+    static const char* const kNames[2][2] = {{"ld.global", "st.global"}, {"ld.shared", "st.shared"}};
+    if (!instruction) instruction = kNames[space == Space::kShared][write];
+    Thread& self = *current_thread();
+    self.block->counters.log(self, {code, instruction, address, static_cast<std::uint8_t>(bytes), space});
+    return space;
 }
 
 void Memory::check_state(std::uintptr_t address, unsigned bytes, bool write, const void* code) {
@@ -106,7 +107,7 @@ void Memory::check_state(std::uintptr_t address, unsigned bytes, bool write, con
                  write ? "write" : "read", bytes, static_cast<std::size_t>(address - window_ + i));
         if (write)
             state[i] = kWritten;
-        else if (state[i] == kNeverWritten && launch_.check_uninitialized)
+        else if (state[i] == kNeverWritten)
             fail(code, "read of %u bytes at shared byte %zu, which was never written", bytes,
                  static_cast<std::size_t>(address - window_ + i));
     }

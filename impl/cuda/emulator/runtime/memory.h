@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "counters.h"
 #include "launch.h"
-
-enum class Space { kLocal, kShared, kGlobal, kImage };
 
 class Memory {
 public:
@@ -19,8 +18,10 @@ public:
     // The space that [address, address + bytes) lies in; fails when it is in none or crosses the end of a buffer.
     Space locate(std::uintptr_t address, unsigned bytes, bool write, const void* code);
 
-    // Checks and records that the current thread reads or writes shared or global memory.
-    void access(std::uintptr_t address, unsigned bytes, bool write, const void* code);
+    // Checks that the current thread may read or write these bytes, and counts it for `instruction` if that is given,
+    // else as a plain load or store.
+    Space access(std::uintptr_t address, unsigned bytes, bool write, const void* code,
+                 const char* instruction = nullptr);
 
     // A copy to shared memory has been issued, or has arrived: its bytes are undefined in between.
     void mark_in_flight(const char* shared, unsigned bytes);

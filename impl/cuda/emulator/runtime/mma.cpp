@@ -144,18 +144,17 @@ extern "C" void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, 
 }
 
 extern "C" void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed) {
+    static const char* const kNames[2][5] = {{"", "ldmatrix.x1", "ldmatrix.x2", "", "ldmatrix.x4"},
+                                             {"", "ldmatrix.x1.trans", "ldmatrix.x2.trans", "", "ldmatrix.x4.trans"}};
+    const char* name = kNames[transposed][matrices];
     Thread* self = current_thread();
     const auto address = reinterpret_cast<std::uintptr_t>(shared_row);
     if (self->lane < 8 * matrices) {
-        Memory& memory = self->block->memory;
-        if (address % 16 != 0) fail(CALLER, "ldmatrix: the address of a row must be a multiple of 16 bytes");
-        if (memory.locate(address, 16, false, CALLER) != Space::kShared)
-            fail(CALLER, "ldmatrix: a row is not in shared memory");
-        memory.access(address, 16, false, CALLER);
+        if (address % 16 != 0) fail(CALLER, "%s: the address of a row must be a multiple of 16 bytes", name);
+        if (self->block->memory.access(address, 16, false, CALLER, name) != Space::kShared)
+            fail(CALLER, "%s: a row is not in shared memory", name);
     }
-    static const char* const kNames[2][5] = {{"", "ldmatrix.x1", "ldmatrix.x2", "", "ldmatrix.x4"},
-                                             {"", "ldmatrix.x1.trans", "ldmatrix.x2.trans", "", "ldmatrix.x4.trans"}};
-    LoadMatrix load{{kNames[transposed][matrices], kAllLanes, CALLER, run_load_matrix, true}, fragment, matrices,
+    LoadMatrix load{{name, kAllLanes, CALLER, run_load_matrix, true, true}, fragment, matrices,
                     static_cast<const char*>(shared_row), transposed};
     meet(load);
 }

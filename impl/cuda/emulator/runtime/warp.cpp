@@ -1,6 +1,5 @@
 #include "warp.h"
 
-#include "counters.h"
 #include "memory.h"
 
 namespace {
@@ -8,7 +7,9 @@ namespace {
 bool run_if_complete(Warp& warp, Collective& collective) {
     const unsigned lanes = collective.mask & warp.present;
     if ((warp.arrived & lanes) != lanes) return false;
-    warp_met(warp, lanes);
+    Block& block = *warp.threads->block;
+    if (!collective.counted) block.counters.count(collective.name, collective.code);
+    if (lanes == warp.present) block.counters.gather(warp);
     collective.execute(warp.waiting, lanes);
     warp.arrived &= ~lanes;
     return true;
@@ -46,7 +47,7 @@ void meet(Collective& collective) {
 void leave_warp(Thread& thread) {
     Warp& warp = *thread.warp;
     warp.present &= ~(1u << thread.lane);
-    if (warp.present == 0) warp_met(warp, kAllLanes);
+    if (warp.present == 0) thread.block->counters.gather(warp);
     for (unsigned lanes = warp.arrived; lanes != 0; lanes &= lanes - 1) {
         Collective& collective = *warp.waiting[__builtin_ctz(lanes)];
         if (!(collective.mask >> thread.lane & 1)) continue;

@@ -12,6 +12,7 @@ struct Collective {
     // Runs the instruction for all lanes in `lanes`; each one's operands are in its own waiting[lane].
     void (*execute)(Collective* const* waiting, unsigned lanes);
     bool whole_warp = false;  // all 32 lanes must be there (.aligned)
+    bool counted = false;     // already, as the lanes' memory accesses
 };
 
 // Returns in each lane once the collective has been executed for all of them.
