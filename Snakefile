@@ -4,32 +4,9 @@ Every rule is one `voltabench` command. Without --configfile the config is the o
 run=... budget_min=... goes over either.
 """
 
-import os
-import shlex
-import sys
-from pathlib import Path
 
-sys.path.insert(0, workflow.basedir)
-os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA's numbers are then NVML's
+include: "workflows/rules/common.smk"
 
-from harness import workflow as run
-from harness.errors import VoltabenchError
-
-
-def or_stop(step, *args):
-    """step(*args); a mistake a user can mend is one line and exit code 2."""
-    try:
-        return step(*args)
-    except VoltabenchError as error:
-        print(f"voltabench: {error}", file=sys.stderr)
-        sys.exit(2)
-
-
-CONFIG = or_stop(run.resolve_config, config, " + ".join(map(str, workflow.configfiles)))
-RESULTS = str(CONFIG.results)
-CONFIG_FILE = f"{RESULTS}/config.yaml"
-VOLTABENCH = f"{shlex.quote(sys.executable)} -m harness"
-ENVIRONMENT = f"{workflow.basedir}/environment.yml"
 
 if workflow.is_main_process:
     or_stop(run.open_run, CONFIG)
@@ -51,4 +28,3 @@ rule all:
         rules.build.output,
         rules.figures.input,
         rules.claims.output,
-        NOTEBOOKS,

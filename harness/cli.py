@@ -99,6 +99,14 @@ def notebook(config: ConfigPath, name: Annotated[str, typer.Argument(help="noteb
 
 
 @app.command()
+def report(config: ConfigPath) -> None:
+    """Gather figures, claims and notebooks of a finished run into one report that opens offline."""
+    from harness.run import make_report
+
+    make_report(config)
+
+
+@app.command()
 def summary(config: ConfigPath) -> None:
     """Print what was measured, what could not run and why, and where to look."""
     from harness.summary import print_summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +12,7 @@ from rich.table import Table
 from harness.contender import Target, discover
 from harness.lazy import lazy_import
 from harness.machine import Gpu, cpu_name, gpus
+from harness.nvml import Card
 
 torch = lazy_import("torch")
 
@@ -51,37 +53,16 @@ def _machine(found: list[Gpu]) -> Table:
         capability = ".".join(map(str, gpu.capability))
         table.add_row("gpu", f"{gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB")
         table.add_row("driver", gpu.driver)
-        for ability, answer in nvml_abilities(gpu.uuid).items():
+        for ability, answer in nvml_abilities(Card(gpu.uuid)).items():
             table.add_row(f"nvml {ability}", answer)
     return table
 
 
-def nvml_abilities(uuid: str) -> dict[str, str]:
-    """What NVML answers for this GPU: a reading, or the error's name."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    asks = {
-        "energy counter": lambda: f"{pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000:.0f} J",
-        "power": lambda: f"{pynvml.nvmlDeviceGetPowerUsage(handle) / 1000:.0f} W",
-        "power cap": lambda: f"{pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000:.0f} W",
-        "temperature": lambda: f"{pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)} C",
-        "SM clock": lambda: f"{pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)} MHz",
-        "throttle reasons": lambda: f"{pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle):#x}",
-        "ECC": lambda: "on" if pynvml.nvmlDeviceGetEccMode(handle)[0] else "off",
-        "MIG": lambda: "on" if pynvml.nvmlDeviceGetMigMode(handle)[0] else "off",
-        "persistence": lambda: "on" if pynvml.nvmlDeviceGetPersistenceMode(handle) else "off",
-        "processes": lambda: f"{len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))} on the GPU",
-    }
-    answers = {}
-    for ability, ask in asks.items():
-        try:
-            answers[ability] = ask()
-        except pynvml.NVMLError as error:
-            answers[ability] = f"no: {error}"
-    pynvml.nvmlShutdown()
-    return answers
+def nvml_abilities(card: Card) -> dict[str, str]:
+    """What NVML answers for this card: a reading, or why there is none."""
+    readings = {"energy counter, J": card.energy_j(), **asdict(card.state()), **card.settings()}
+    answers = {name: "no answer" if reading is None else str(reading) for name, reading in readings.items()}
+    return {**answers, **{f"cannot {function}": reason for function, reason in card.reasons.items()}}
 
 
 def _libraries() -> Table:

@@ -19,7 +19,6 @@ from harness.machine import find_target
 JOB_S = {"cpu": 4.0, "cuda": 12.0}  # one panel: two processes, importing torch, waking the device
 ROW_S = {"cpu": 0.15, "cuda": 1.2}  # one row: inputs, set-up, both passes of the gate
 RATE = {"cpu": 2e10, "cuda": 5e13}  # useful FLOP/s of a middling contender; the float64 reference is in ROW_S
-FEWEST_CALLS = 3  # per round, cold and hot
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,17 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
             continue
         peak = max(peak, case.op.peak_bytes_estimate(case.params))
         call = case.op.flops(case.params) / RATE[target.device]
-        seconds += ROW_S[target.device] + config.measure.warmup_s + 2 * _window(config, call)
+        seconds += ROW_S[target.device] + config.measure.warmup_s + 2 * _window(config, call, target)
         if contender in case.energy and target.is_cuda:
             seconds += config.energy.settle_s + config.energy.trials * config.energy.window_s
     return PanelPlan(name, config.panel(experiment, panel).headline, len(rows), refused, peak, seconds)
 
 
-def _window(config: Config, call_s: float) -> float:
-    """Seconds of timed calls of one metric: the stopping rule's least, unless the calls themselves are longer."""
+def _window(config: Config, call_s: float, target: Target) -> float:
+    """Seconds in which one metric is timed. A GPU is steady enough for the stopping rule's least; a CPU is not."""
     measure = config.measure
-    calls = max(measure.min_samples, measure.rounds * FEWEST_CALLS) * call_s
-    return min(max(measure.min_time_s, calls), measure.max_time_s)
+    calls = max(measure.min_samples, measure.rounds) * call_s
+    return min(max(measure.min_time_s, calls), measure.max_time_s) if target.is_cuda else measure.max_time_s
 
 
 def print_plan(path: str | Path) -> None:
@@ -71,9 +70,12 @@ def print_plan(path: str | Path) -> None:
         target = Target("cuda", config.gpu or "GPU", (int(number[:-1]), int(number[-1])))
     plans = [plan_panel(config, name, target) for name in config.panel_names()]
     console = Console(highlight=False)
-    table = Table("panel", "rows", "to time", "memory", "minutes", title=f"{path}: run {config.run} on {target.name}")
+    table = Table(title=f"{path}: run {config.run} on {target.name}")
+    table.add_column("panel", overflow="fold")
+    for name in ("rows", "to time", "memory", "minutes"):
+        table.add_column(name, justify="right")
     for plan in plans:
-        label = f"{plan.name} (headline)" if plan.headline else plan.name
+        label = f"{plan.name} *" if plan.headline else plan.name
         timed = plan.rows - plan.refused.total()
         table.add_row(label, f"{plan.rows}", f"{timed}", _size(plan.peak_bytes), f"{plan.seconds / 60:.1f}")
     console.print(table)
@@ -81,7 +83,7 @@ def print_plan(path: str | Path) -> None:
     peak = max(p.peak_bytes for p in plans)
     headline = sum(p.seconds for p in plans if p.headline)
     console.print(f"{rows} rows, at most {_size(peak)}, about {math.ceil(seconds / 60)} minutes", end="")
-    console.print(f" (headline panels first: {math.ceil(headline / 60)})" if headline else "")
+    console.print(f"; {math.ceil(headline / 60)} for the headline panels (*), which come first" if headline else "")
     if config.budget_min:
         console.print(f"The budget stops it cleanly after {config.budget_min:g} minutes of measuring.")
     if target.memory_bytes and peak > target.memory_bytes:

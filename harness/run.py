@@ -25,12 +25,21 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
     """
     config = load_config(path) if path else resolve_config({}, None)
     check_machine(config)
-    command = [sys.executable, "-m", "snakemake", "report", "--snakefile", str(ROOT / "Snakefile")]
-    if path:
-        command += ["--configfile", str(path)]
+    options = ["--configfile", str(path)] if path else []
     if budget_min:
-        command += ["--config", f"budget_min={budget_min}"]
+        options += ["--config", f"budget_min={budget_min}"]
+    _snakemake("report", *options)
+    print_summary(config.results / "config.yaml")
+
+
+def make_report(path: Path) -> None:
+    """Write results/<run>/report.zip: figures, claims, notebooks and how they were made, to be opened offline."""
+    report = load_config(path).results / "report.zip"
+    _snakemake("all", "--configfile", str(path), "--report", str(report), "--quiet", "all")
+
+
+def _snakemake(target: str, *options: str) -> None:
+    command = [sys.executable, "-m", "snakemake", target, "--snakefile", str(ROOT / "Snakefile"), *options]
     code = subprocess.run(command).returncode
     if code:
         raise WorkflowFailed(f"the workflow stopped (exit code {code}); mend what is shown above and run again")
-    print_summary(config.results / "config.yaml")

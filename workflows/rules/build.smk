@@ -3,13 +3,13 @@ rule build:
         config=CONFIG_FILE,
     output:
         f"{RESULTS}/resources.csv",
-    params:
-        kernels=run.kernel_hash(),
     log:
         f"{RESULTS}/logs/build.log",
     conda:
         ENVIRONMENT
+    params:
+        kernels=run.kernel_hash(),
     message:
         "compiling the kernels"
     shell:
-        "{VOLTABENCH} build {input.config} --output {output} > {log} 2>&1"
+        "voltabench build {input.config} --output {output} > {log} 2>&1"

@@ -1,5 +1,4 @@
 from harness.figures import FIGURES, FORMATS
-from harness.notebooks import NOTEBOOKS
 
 
 rule figure:
@@ -18,14 +17,14 @@ rule figure:
         ),
     log:
         f"{RESULTS}/logs/figures/{{figure}}.log",
-    conda:
-        ENVIRONMENT
     wildcard_constraints:
         figure="|".join(FIGURES),
+    conda:
+        ENVIRONMENT
     message:
         "drawing {wildcards.figure}"
     shell:
-        "{VOLTABENCH} figure {input.config} {wildcards.figure} > {log} 2>&1"
+        "voltabench figure {input.config} {wildcards.figure} > {log} 2>&1"
 
 
 rule figures:

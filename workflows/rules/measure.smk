@@ -1,4 +1,6 @@
-HEADLINE = [name for name in CONFIG.panel_names() if CONFIG.panel(*name.split("/")).headline]
+HEADLINE = [
+    name for name in CONFIG.panel_names() if CONFIG.panel(*name.split("/")).headline
+]
 
 
 rule measure:
@@ -7,20 +9,20 @@ rule measure:
         resources=rules.build.output,
     output:
         f"{RESULTS}/panels/{{panel}}.parquet",
-    params:
-        code=lambda wildcards: run.panel_code(CONFIG, wildcards.panel),
     log:
         f"{RESULTS}/logs/measure/{{panel}}.log",
+    wildcard_constraints:
+        panel="|".join(set(CONFIG.panel_names()) - set(HEADLINE)) or "(?!)",
     conda:
         ENVIRONMENT
     resources:
         gpu=1,
-    wildcard_constraints:
-        panel="|".join(set(CONFIG.panel_names()) - set(HEADLINE)) or "(?!)",
+    params:
+        code=lambda wildcards: run.panel_code(CONFIG, wildcards.panel),
     message:
         "measuring {wildcards.panel}"
     shell:
-        "{VOLTABENCH} measure {input.config} {wildcards.panel} 2>&1 | tee {log}"
+        "voltabench measure {input.config} {wildcards.panel} 2>&1 | tee {log}"
 
 
 # The same, earlier: a time budget is spent on these first.
@@ -44,4 +46,4 @@ rule collect:
     message:
         "collecting the records"
     shell:
-        "{VOLTABENCH} collect {input.config} > {log} 2>&1"
+        "voltabench collect {input.config} > {log} 2>&1"

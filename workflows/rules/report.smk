@@ -13,4 +13,22 @@ rule claims:
     message:
         "judging the claims"
     shell:
-        "{VOLTABENCH} claims {input.config} > {log} 2>&1"
+        "voltabench claims {input.config} > {log} 2>&1"
+
+
+rule report:
+    input:
+        rules.build.output,
+        rules.figures.input,
+        rules.claims.output,
+        config=CONFIG_FILE,
+    output:
+        f"{RESULTS}/report.zip",
+    log:
+        f"{RESULTS}/logs/report.log",
+    conda:
+        ENVIRONMENT
+    message:
+        "writing the report"
+    shell:
+        "voltabench report {input.config} > {log} 2>&1"
