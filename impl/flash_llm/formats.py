@@ -159,9 +159,9 @@ def expand_tiles(entries: Tensor, offsets: Tensor, first: int, last: int) -> Ten
 
 
 def _entries_of(entries: Tensor, offsets: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """The tile (counted from `first`) and the word, both int64 [entries], of every entry of some tiles."""
+    """The tile, counted from `first`, int64, and the word, int32, of every entry of some tiles."""
     bounds = offsets[first : last + 1].long() * VECTOR
-    words = entries[int(bounds[0]) : int(bounds[-1])].long()
+    words = entries[int(bounds[0]) : int(bounds[-1])]
     return torch.repeat_interleave(torch.arange(last - first, device=entries.device), bounds.diff()), words
 
 
@@ -171,6 +171,11 @@ def _place_of_element(device: torch.device) -> Tensor:
     row, column = element // TILE_COLS, element % TILE_COLS
     chunk = (column // _CHUNK) ^ (row % _CHUNK)
     return row * TILE_COLS + chunk * _CHUNK + column % _CHUNK
+
+
+def _element_of_place(device: torch.device) -> Tensor:
+    """The inverse of `_place_of_element`."""
+    return torch.argsort(_place_of_element(device))
 
 
 def _cut_into_tiles(strip: Tensor) -> Tensor:
@@ -184,30 +189,31 @@ def _cut_into_tiles(strip: Tensor) -> Tensor:
 def _encode(tiles: Tensor) -> tuple[Tensor, Tensor]:
     """Entries int32, tile after tile, and their count per tile, of dense tiles [tiles, 8192]."""
     device = tiles.device
-    place = torch.arange(_TILE_SIZE, device=device)
+    place = torch.arange(_TILE_SIZE, device=device, dtype=torch.int32)
     # A bank holds the two halves of every 32nd word; list the places bank by bank.
-    place = place.view(_SLOTS // 2, _BANKS, 2).transpose(0, 1).reshape(_TILE_SIZE)
-    values = tiles[:, torch.argsort(_place_of_element(device))[place]]
+    place = place.view(_SLOTS // 2, _BANKS, 2).transpose(0, 1).flatten()
+    values = tiles[:, _element_of_place(device)[place]]
     stored = values != 0
     values.masked_fill_(~stored, 0)  # the padding may fall on a -0.0
     stored |= _padding(stored)
+    words = place << 17 | values.view(torch.int16).int() & 0xFFFF
 
-    by_bank = stored.view(-1, _BANKS, _SLOTS)
-    rank = by_bank.cumsum(2, dtype=torch.int16).view(-1, _TILE_SIZE)
-    # Deal every bank's first entry, then every bank's second, and so on.
-    dealt = torch.arange(_SLOTS, device=device).unsqueeze(1) < by_bank.sum(2).unsqueeze(1)
-    position = dealt.view(-1, _TILE_SIZE).cumsum(1, dtype=torch.int16)
-
-    tile, index = stored.nonzero(as_tuple=True)
-    turn = (rank[tile, index].long() - 1) * _BANKS + index // _SLOTS
-    counts = stored.sum(1)
+    # Deal every bank's first entry, then every bank's second, and so on: entry `rank` of `bank` has its turn
+    # among all (rank, bank) at rank * 32 + bank, and of these only the `dealt` exist.
+    rank = stored.view(-1, _BANKS, _SLOTS).cumsum(2, dtype=torch.int16) - 1
+    bank = torch.arange(_BANKS, device=device, dtype=torch.int16).unsqueeze(1)
+    turn = (rank * _BANKS + bank).flatten()
+    dealt = torch.arange(_SLOTS, device=device).unsqueeze(1) <= rank[:, :, -1].unsqueeze(1)
+    position = dealt.flatten(1).cumsum(1, dtype=torch.int16) - 1
+    counts = position[:, -1:].int() + 1
     begin = counts.cumsum(0) - counts
-    target = begin[tile] + _lane_order(position[tile, turn].long() - 1, counts[tile] // VECTOR)
+    target = (begin + _lane_order(position, counts // VECTOR)).flatten()
 
-    words = (place[index] << 17) | (values[tile, index].view(torch.int16).long() & 0xFFFF)
-    entries = torch.empty(len(words), dtype=torch.int32, device=device)
-    entries[target] = words.int()
-    return entries, counts
+    index = stored.flatten().nonzero().squeeze(1)
+    first_turn = index & -_TILE_SIZE  # of its tile
+    entries = torch.empty(len(index), dtype=torch.int32, device=device)
+    entries[target[first_turn + turn[index]]] = words.flatten()[index]
+    return entries, counts.flatten()
 
 
 def _padding(stored: Tensor) -> Tensor:
@@ -218,14 +224,16 @@ def _padding(stored: Tensor) -> Tensor:
 
 
 def _lane_order(position: Tensor, vectors: Tensor) -> Tensor:
-    """Index in its tile of the entry that is stored to shared memory as number `position`.
+    """Index in its tile of the entry that is stored to shared memory as number `position` [tiles, ...].
 
-    A warp loads 32 vectors (fewer at the tile's end) and stores entry 0 of them all, then entry 1, ...
+    A warp loads 32 of the tile's `vectors` [tiles, 1] (fewer at the end) and stores entry 0 of them all, then
+    entry 1, and so on.
     """
-    group = position // (_WARP * VECTOR)
-    lanes = (vectors - group * _WARP).clamp(max=_WARP)
     within = position % (_WARP * VECTOR)
-    return group * _WARP * VECTOR + within % lanes * VECTOR + within // lanes
+    group = position - within
+    lanes = (vectors - group // VECTOR).clamp(max=_WARP)
+    entry = sum((within >= number * lanes).int() for number in range(1, VECTOR))
+    return group + (within - entry * lanes) * VECTOR + entry
 
 
 def _tile_ranges(shape: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -269,18 +277,19 @@ def _check_entries(matrix: TiledCSL, first: int, last: int) -> None:
     """Every place lies in its tile and is taken once; what is not zero lies in the matrix."""
     tile, words = _entries_of(matrix.entries, matrix.offsets, first, last)
     place = words >> 17
-    if ((words >> 16) % 2 != 0).any() or ((place < 0) | (place >= _TILE_SIZE)).any():
+    if (words & 1 << 16).any() or ((place < 0) | (place >= _TILE_SIZE)).any():
         raise ValueError("an entry's place is outside its tile")
-    owner = torch.empty((last - first) * _TILE_SIZE, dtype=torch.int64, device=words.device)
-    number = torch.arange(len(words), device=words.device)
-    owner[tile * _TILE_SIZE + place] = number
-    if (owner[tile * _TILE_SIZE + place] != number).any():
+    home = tile * _TILE_SIZE + place
+    owner = torch.empty((last - first) * _TILE_SIZE, dtype=torch.int32, device=words.device)
+    number = torch.arange(len(words), device=words.device, dtype=torch.int32)
+    owner[home] = number
+    if (owner[home] != number).any():
         raise ValueError("two entries of a tile have the same place")
     m, k = matrix.shape
     tiles_k = tile_grid(m, k)[1]
-    element = torch.argsort(_place_of_element(words.device))[place]
-    row = (tile + first) // tiles_k * TILE_ROWS + element // TILE_COLS
-    column = (tile + first) % tiles_k * TILE_COLS + element % TILE_COLS
-    outside = (row >= m) | (column >= k)
-    if (outside & ((words & 0xFFFF) != 0)).any():
+    element = _element_of_place(words.device).int()[place]
+    tiles = torch.arange(first, last, device=words.device, dtype=torch.int32)
+    rows_left, columns_left = m - tiles // tiles_k * TILE_ROWS, k - tiles % tiles_k * TILE_COLS
+    outside = (element // TILE_COLS >= rows_left[tile]) | (element % TILE_COLS >= columns_left[tile])
+    if (outside & (words & 0xFFFF != 0)).any():
         raise ValueError(f"an entry lies outside the matrix of shape {tuple(matrix.shape)}")

@@ -40,17 +40,17 @@ def multiply(request):
     if request.param == "emulated":
         from impl.cuda.emulator import launch
 
-        return lambda w, x, split_k=None: _launch_guarded(launch, w, x, split_k, sm_count=4)
+        return lambda w, x, split_k=None: _multiply_by(launch, w, x, split_k, sm_count=4)
     from impl.cuda.launch import launch
 
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
-    return lambda w, x, split_k=None: _launch_guarded(launch, w.cuda(), _to_cuda(x), split_k, sm_count).cpu()
+    return lambda w, x, split_k=None: _multiply_by(guarded(launch), w.cuda(), _to_cuda(x), split_k, sm_count).cpu()
 
 
-def _launch_guarded(launch, w, x, split_k, sm_count):
+def _multiply_by(launch, w, x, split_k, sm_count):
     weight = TiledCSL.from_dense(w)
     plan = tiled_csl.choose_plan(*w.shape[:1], x.shape[1], x.shape[0], sm_count, split_k)
-    return tiled_csl.multiply(weight.entries, weight.offsets, x, w.shape[0], plan, guarded(launch))
+    return tiled_csl.multiply(weight.entries, weight.offsets, x, w.shape[0], plan, launch)
 
 
 def guarded(launch):

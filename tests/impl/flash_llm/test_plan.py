@@ -18,17 +18,17 @@ def test_narrowest_tile_that_holds_n(n, tile_n):
 @pytest.mark.parametrize(("m", "k"), OPT_LAYERS)
 @pytest.mark.parametrize("n", [8, 16, 32, 64])
 def test_a_layer_fills_the_machine(m, k, n):
-    """The last wave of blocks costs at most a fifth of the time, and the partial sums little beside the weight."""
+    """At least four fifths of the block slots are taken, averaged over the waves."""
     plan = choose_plan(m, n, k, H200_SMS)
     slots = H200_SMS * plan.kernel.min_blocks_per_sm
     blocks = m // 128 * plan.split_k
     assert blocks / (-(-blocks // slots) * slots) >= 0.8
-    assert plan.split_k * m * n * 8 <= 0.2 * 4 * 0.2 * m * k
 
 
 def test_one_row_of_tiles_is_split_and_a_tall_matrix_is_not():
     assert choose_plan(128, 8, 28672, H200_SMS).split_k > 32
     assert choose_plan(128 * 4 * H200_SMS * 20, 8, 1024, H200_SMS).split_k == 1
+    assert choose_plan(7168, 4096, 7168, H200_SMS).split_k == 1
     assert choose_plan(128, 8, 64, H200_SMS).split_k == 1
 
 
