@@ -5,9 +5,10 @@
 // 32 rows uses each fragment of K and V for two products, which is what the choice is about: at 128 bytes of shared
 // memory per clock and one m16n8k16 (a 256-byte B operand) per 1.6 clocks, the rate mma.sync reaches on sm_90,
 // 16 rows per warp would be bound by shared memory, 32 need about 0.8 of it with the reloads of Q.
-// BLOCK_N = 64: per thread the accumulators are PADDED_DIM + 64 registers, so at 128 two blocks of 128 threads fit
-// on one SM within 255 registers, and at 64 three within 168; more warps hide the softmax behind the products of
-// others. Shared memory is Q + K + V = 64 KB at 128 (two blocks also on sm_80's 164 KB) and 32 KB at 64.
+// BLOCK_N = 64: per thread the accumulators are PADDED_DIM + BLOCK_N registers, so two blocks of 128 threads fit on
+// one SM within 255, and one warp's softmax hides behind another's products. Shared memory is Q + K + V = 64 KB at
+// 128 (two blocks also on sm_80's 164 KB) and 32 KB at 64. At 128 the steps of q k^T are not unrolled: fragments
+// loaded ahead would spill. Unaligned rows need more registers for their copies and get BLOCK_N = 32.
 //
 // Pipeline. K and V have one buffer each, filled by cp.async half an iteration ahead: V while q k^T is computed,
 // the next K while the softmax and p v are. P stays in registers: the accumulator layout of two 8-key tiles is the
@@ -29,6 +30,7 @@ constexpr int kChunk = 8;
 constexpr int kChunks = PADDED_DIM / kChunk;
 constexpr int kKeyTiles = BLOCK_N / 8;
 constexpr int kDimTiles = PADDED_DIM / 8;
+constexpr int kScoreUnroll = PADDED_DIM == 64 ? 4 : 1;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -61,7 +63,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* source, 
     const int row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const int columns = head_dim - chunk * kChunk;
     Element* to = chunk_at(tile, row, chunk);
-#pragma unroll
+#pragma unroll(ALIGNED ? ROWS / kRowStep : 1)
     for (int step = 0; step < ROWS / kRowStep; ++step) {
         const int valid = row + step * kRowStep < rows_left ? columns : 0;
 #if ALIGNED
@@ -105,7 +107,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kKeyTil
         for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
-#pragma unroll
+#pragma unroll(kScoreUnroll)
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
         unsigned a[kRowTiles][4];
 #pragma unroll

@@ -7,7 +7,6 @@ from pathlib import Path
 from impl.cuda.build import Kernel
 
 BLOCK_M = 128
-_BLOCK_N = 64  # the head of the source says why
 
 
 def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
@@ -15,6 +14,7 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
 
     aligned: all rows start at multiples of 16 bytes and head_dim is a multiple of 8. bfloat16: else float16.
     """
+    block_n = 64 if aligned else 32  # the head of the source says why
     element = "bf16" if bfloat16 else "fp16"
     return Kernel(
         name=f"spark_attention_forward_sm80_d{padded_dim}_{element}{'' if aligned else '_unaligned'}",
@@ -23,13 +23,13 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
         arch="sm_80",
         macros=(
             ("PADDED_DIM", padded_dim),
-            ("BLOCK_N", _BLOCK_N),
+            ("BLOCK_N", block_n),
             ("ALIGNED", int(aligned)),
             ("BFLOAT16", int(bfloat16)),
             ("MIN_BLOCKS", 2),
         ),
         threads=128,
-        dynamic_shared_bytes=(BLOCK_M + 2 * _BLOCK_N) * padded_dim * 2,
+        dynamic_shared_bytes=(BLOCK_M + 2 * block_n) * padded_dim * 2,
         max_registers=255,
         min_blocks_per_sm=2,
     )
