@@ -1,12 +1,12 @@
 // SparkAttention forward for Volta: out = softmax(q k^T * scale) v and its log-sum-exp in one kernel on mma.m8n8k4,
 // with the online softmax, so that scores never leave registers.
 //
-// Tile. A block holds BLOCK_M = 128 query rows, 32 per warp, and walks over the keys BLOCK_N at a time: 64 at head
-// dim 64, 32 at 128. A warp's product is 16x16x4, its quad-pairs (0,0) (0,8) (8,0) (8,8), so that fp32 outputs take
-// PADDED_DIM registers for 32 rows and every fragment of V serves two products. What bounds the choice is the feed
-// from shared memory: an m8n8k4 takes 2 clocks of an SM, a 128-bit load 4. Per key tile and warp that is
-// 320 clocks of loads to 512 of products at head dim 64, 384 to 512 at 128. Splitting 32 rows over the quad-pairs
-// (32x8x4) would need no exchange between them but 1.2 to 1.5 loads' clocks for each clock of products.
+// Tile. A block holds 128 query rows, 32 per warp, and walks over the keys BLOCK_N at a time: 64 at head dim 64, 32
+// at 128 and with fp16 accumulators. A warp's product is 16x16x4, its quad-pairs (0,0) (0,8) (8,0) (8,8), so that
+// fp32 outputs take PADDED_DIM registers for 32 rows and every fragment of V serves two products. What bounds the
+// choice is the feed from shared memory: an m8n8k4 takes 2 clocks of an SM, a 128-bit load 4. Per key tile and warp
+// that is 320 clocks of loads to 512 of products at head dim 64, 384 to 512 at 128. Splitting 32 rows over the
+// quad-pairs (32x8x4) would need no exchange between them, but 1 to 1.25 clocks of loads for each of products.
 //
 // P. The probabilities of a quad-pair's 8x8 tile become A operands in registers (fragments_sm70.cuh), then are
 // exchanged with the quad-pair of the same rows (lane ^ 4). Each takes its own keys first and the other's second:
@@ -14,15 +14,17 @@
 //
 // Pipeline. Volta has no cp.async: V travels global -> registers while q k^T is computed and is stored to shared
 // memory after it; the next K travels while p v is. One buffer each, two barriers per key tile. 32 KB of shared
-// memory at head dim 64, 48 KB at 128, at most 255 registers: two blocks per SM, 2 warps for each Tensor Core.
+// memory at head dim 64, 48 KB at 128, at most 255 registers: two blocks, 2 warps per sub-core (24 KB, 168 registers
+// and three blocks with fp16 accumulators at head dim 64).
 //
 // Shared rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8). Which key is which column of a
 // fragment is free too, and is chosen so that 8 lanes, the group that a 128-bit access serves at once, read
 // rows of K all different mod 8, and 4 rows of V at one chunk and the 4 others at another: no bank conflicts.
 //
-// ACCUMULATE_FP16. Both products accumulate in fp16: q k^T over the head dim, with q scaled first by the power of
-// two in the softmax scale (exact, and the scores keep clear of overflow), p v over one key tile, whose sum is
-// added to the fp32 output; over a whole row fp16 would lose a bit of the output per doubling of the length.
+// ACCUMULATE_FP16. Both products accumulate in fp16, kSumChunks chunks of the head dim or one key tile at a time, and
+// these sums are added in fp32: one fp16 sum over the head dim errs 2 to 4 times as much as fp16 matmul and softmax
+// do, and over a row of keys it loses a bit per fourfold length. Q is scaled first by the power of two in
+// softmax_scale, which is exact and keeps sums clear of overflow. An m8n8k4 takes half the issue slots, not less time.
 //
 // A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all rows start at
 // multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit accesses.
@@ -36,6 +38,7 @@ constexpr int kWarpRows = 32;
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kKeyTiles = BLOCK_N / 16;
 constexpr int kDimTiles = PADDED_DIM / 32;
+constexpr int kSumChunks = 2;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -60,24 +63,34 @@ struct FragmentPair {
 
 // scores = q k^T for the warp's rows and BLOCK_N keys. Column n of a quad-pair's tile is key
 // n % 4 + 4 * (pair % 2) + 8 * (n / 4) of the warp's sixteen, so lane l loads key l % 8 + 8 * (l / 16).
-__device__ __forceinline__ void multiply_keys(Accumulator (&scores)[kRowTiles][kKeyTiles], uint4* q_tile, uint4* k_tile,
-                                              int lane) {
+__device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kKeyTiles][8], const uint4* q_tile,
+                                              const uint4* k_tile, int lane) {
     const int query = quad_pair_lane(lane).pair / 2 * 8 + quad_pair_lane(lane).member;
     const int key = lane % 8 + lane / 16 * 8;
     const uint4* q_row = q_tile + query * kChunks;
     const uint4* k_row = k_tile + key * kChunks;
+#pragma unroll(ACCUMULATE_FP16 ? 1 : kChunks)
+    for (int first = 0; first < kChunks; first += kSumChunks) {
+        PartialSums sums[kRowTiles][kKeyTiles];
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const int q_chunk = chunk ^ query % 8, k_chunk = chunk ^ key % 8;
-        const FragmentPair a[kRowTiles] = {FragmentPair(q_row + q_chunk), FragmentPair(q_row + 16 * kChunks + q_chunk)};
+        for (int chunk = first; chunk < first + kSumChunks; ++chunk) {
+            const int q_chunk = chunk ^ query % 8, k_chunk = chunk ^ key % 8;
+            const FragmentPair a[kRowTiles] = {FragmentPair(q_row + q_chunk),
+                                               FragmentPair(q_row + 16 * kChunks + q_chunk)};
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-            const FragmentPair b(k_row + n * 16 * kChunks + k_chunk);
+            for (int n = 0; n < kKeyTiles; ++n) {
+                const FragmentPair b(k_row + n * 16 * kChunks + k_chunk);
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+                for (int half = 0; half < 2; ++half)
 #pragma unroll
-                for (int m = 0; m < kRowTiles; ++m) mma_m8n8k4_row_col(scores[m][n], a[m].half[half], b.half[half]);
+                    for (int m = 0; m < kRowTiles; ++m)
+                        multiply_row_col(scores[m][n], sums[m][n], a[m].half[half], b.half[half]);
+            }
         }
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; ++n) add_sums(scores[m][n], sums[m][n]);
     }
 }
 
@@ -87,39 +100,27 @@ typedef unsigned Probabilities[2][2][2];
 // output += p v for the warp's rows and BLOCK_N keys. Column n of product j in dim tile d is dim
 // 32 d + 16 * (pair % 2) + 8 * (n / 4) + 4 j + n % 4, so a lane loads both products' fragments as one chunk.
 __device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimTiles][2][8],
-                                                const Probabilities (&p)[kRowTiles][kKeyTiles], uint4* v_tile,
+                                                const Probabilities (&p)[kRowTiles][kKeyTiles], const uint4* v_tile,
                                                 int lane) {
     const int side = quad_pair_lane(lane).pair % 2;
     const int first_chunk = side * 2 + lane / 16;
 #pragma unroll
     for (int d = 0; d < kDimTiles; ++d) {
-#if ACCUMULATE_FP16
-        Accumulator sums[kRowTiles][2];
-#    pragma unroll
-        for (int i = 0; i < kRowTiles * 2; ++i) clear(sums[i / 2][i % 2]);
-#endif
+        PartialSums sums[kRowTiles][2];
 #pragma unroll
         for (int step = 0; step < kKeyTiles * 4; ++step) {
             const int n = step / 4, eight = step / 2 % 2, other = step % 2;
             const int key = (side ^ other) * 4 + lane % 4;
             const int chunk = d / 2 * 8 + (d % 2 * 4 ^ first_chunk ^ key);
-            const FragmentPair b(v_tile + key * kChunks + chunk + (n * 16 + eight * 8) * kChunks);
+            const FragmentPair b(v_tile + (n * 16 + eight * 8 + key) * kChunks + chunk);
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
                 for (int j = 0; j < 2; ++j)
-#if ACCUMULATE_FP16
-                    mma_m8n8k4_row_row(sums[m][j], p[m][n][other][eight], b.half[j]);
-#else
-                    mma_m8n8k4_row_row(output[m][d][j], p[m][n][other][eight], b.half[j]);
-#endif
+                    multiply_row_row(output[m][d][j], sums[m][j], p[m][n][other][eight], b.half[j]);
         }
-#if ACCUMULATE_FP16
-#    pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
-#    pragma unroll
-            for (int i = 0; i < 16; ++i) output[m][d][i / 8][i % 8] += element(sums[m][i / 8], i % 8);
-#endif
+#pragma unroll
+        for (int i = 0; i < kRowTiles * 2; ++i) add_sums(output[i / 2][d][i % 2], sums[i / 2][i % 2]);
     }
 }
 
@@ -133,7 +134,7 @@ struct Softmax {
 // Says whether any is not 1.
 __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
                                         float (&correction)[kRowTiles][kLaneRows],
-                                        const Accumulator (&scores)[kRowTiles][kKeyTiles], float scale_log2, int lane) {
+                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2, int lane) {
     bool rescale = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -143,7 +144,7 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
             float maximum = -infinity();
 #pragma unroll
             for (int i = 0; i < kKeyTiles * 8; ++i)
-                if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, element(scores[m][i / 8], i % 8));
+                if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, scores[m][i / 8][i % 8]);
             maximum = fmaxf(state.base[m][r], row_maximum(maximum) * scale_log2);
             // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
             base[r] = maximum == -infinity() ? 0.0f : maximum;
@@ -158,10 +159,10 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int r = lane_row_of(i);
-                exponential[i] = exp2_fast(fmaf(element(scores[m][n], i), scale_log2, -base[r]));
+                exponential[i] = exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[r]));
                 state.sum[m][r] += exponential[i];
             }
-            to_a_operand(p[m][n][0], exponential, lane);
+            to_a_operands(p[m][n][0], exponential, lane);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 p[m][n][1][i / 2][i % 2] = __shfl_xor_sync(kAllLanes, p[m][n][0][i / 2][i % 2], 4);
@@ -223,9 +224,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         const bool active = key < warp_keys;
         Probabilities p[kRowTiles][kKeyTiles];
         if (active) {
-            Accumulator scores[kRowTiles][kKeyTiles];
-#pragma unroll
-            for (int i = 0; i < kRowTiles * kKeyTiles; ++i) clear(scores[i / kKeyTiles][i % kKeyTiles]);
+            float scores[kRowTiles][kKeyTiles][8] = {};
             multiply_keys(scores, warp_q_tile, k_tile, lane);
 
             if (key + BLOCK_N > unmasked_keys) {
@@ -239,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                         const int visible = visible_keys(row, seqlen_k, causal_offset) - tile_key;
 #pragma unroll
                         for (int n = 0; n < kKeyTiles; ++n)
-                            if (n * 16 >= visible) mask_element(scores[m][n], i);
+                            if (n * 16 >= visible) scores[m][n][i] = -infinity();
                     }
             }
 

@@ -1,17 +1,16 @@
-// The accumulators of one 8x8 tile of a quad-pair (see mma_sm70.cuh), in the precision that ACCUMULATE_FP16 picks:
-// where its eight elements lie, how softmax reads them, and how probabilities become the A operand of the next
-// product. The warp's 16x16 tile is cut among the quad-pairs as (pair / 2, pair % 2), so two of them share a row.
+// The outputs of one 8x8 tile of a quad-pair (see mma_sm70.cuh), in the layout of the accumulators that
+// ACCUMULATE_FP16 picks: where a lane's eight lie, how they are summed, and how probabilities become the A operands
+// of the next product. The warp's 16x16 tile is cut among the quad-pairs as (pair / 2, pair % 2), so two of them
+// share a row.
 #pragma once
 #include "half.cuh"
-#include "math.cuh"
 #include "mma_sm70.cuh"
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 #if ACCUMULATE_FP16
 
-// Element i is row T, column i. A lane holds a whole row.
-typedef unsigned Accumulator[4];
+// Output i is row T, column i. A lane holds a whole row.
 constexpr int kLaneRows = 1;
 
 __device__ __forceinline__ constexpr int lane_row_of(int) {
@@ -24,32 +23,36 @@ __device__ __forceinline__ int tile_column(int, int i) {
     return i;
 }
 
-__device__ __forceinline__ void clear(Accumulator& tile) {
+// Sums of a few products in fp16, on their way into fp32 outputs.
+struct PartialSums {
+    unsigned pairs[4] = {0, 0, 0, 0};
+};
+
+__device__ __forceinline__ void multiply_row_col(float (&)[8], PartialSums& sums, const unsigned (&a)[2],
+                                                 const unsigned (&b)[2]) {
+    mma_m8n8k4_row_col(sums.pairs, a, b);
+}
+
+__device__ __forceinline__ void multiply_row_row(float (&)[8], PartialSums& sums, const unsigned (&a)[2],
+                                                 const unsigned (&b)[2]) {
+    mma_m8n8k4_row_row(sums.pairs, a, b);
+}
+
+__device__ __forceinline__ void add_sums(float (&outputs)[8], const PartialSums& sums) {
 #    pragma unroll
-    for (int i = 0; i < 4; ++i) tile[i] = 0;
+    for (int i = 0; i < 8; ++i) outputs[i] += i % 2 == 0 ? low_f16(sums.pairs[i / 2]) : high_f16(sums.pairs[i / 2]);
 }
 
-__device__ __forceinline__ float element(const Accumulator& tile, int i) {
-    return i % 2 == 0 ? low_f16(tile[i / 2]) : high_f16(tile[i / 2]);
-}
-
-__device__ __forceinline__ void mask_element(Accumulator& tile, int i) {
-    constexpr unsigned kMinusInfinity = 0xfc00;
-    tile[i / 2] =
-        i % 2 == 0 ? (tile[i / 2] & 0xffff0000u) | kMinusInfinity : (tile[i / 2] & 0x0000ffffu) | kMinusInfinity << 16;
-}
-
-// The A operands of two products, over columns 0..3 and 4..7: the accumulator layout is already theirs.
-__device__ __forceinline__ void to_a_operand(unsigned (&a)[2][2], const float (&p)[8], int) {
+// The A operands of two products, over columns 0..3 and 4..7: the layout is already theirs.
+__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const float (&p)[8], int) {
 #    pragma unroll
     for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = pack_f16(p[2 * i], p[2 * i + 1]);
 }
 
 #else
 
-// Element i is row lane % 2 + i & 2 + 4 * (lane / 16), column lane & 2 + i & 1 + i & 4. A lane holds halves of two
+// Output i is row lane % 2 + i & 2 + 4 * (lane / 16), column lane & 2 + i & 1 + i & 4. A lane holds halves of two
 // rows; lane ^ 2 holds the others.
-typedef float Accumulator[8];
 constexpr int kLaneRows = 2;
 
 __device__ __forceinline__ constexpr int lane_row_of(int i) {
@@ -62,22 +65,24 @@ __device__ __forceinline__ int tile_column(int lane, int i) {
     return (lane & 2) + (i & 1) + (i & 4);
 }
 
-__device__ __forceinline__ void clear(Accumulator& tile) {
-#    pragma unroll
-    for (int i = 0; i < 8; ++i) tile[i] = 0.0f;
+// Nothing: fp32 products go straight into the outputs.
+struct PartialSums {};
+
+__device__ __forceinline__ void multiply_row_col(float (&outputs)[8], PartialSums&, const unsigned (&a)[2],
+                                                 const unsigned (&b)[2]) {
+    mma_m8n8k4_row_col(outputs, a, b);
 }
 
-__device__ __forceinline__ float element(const Accumulator& tile, int i) {
-    return tile[i];
+__device__ __forceinline__ void multiply_row_row(float (&outputs)[8], PartialSums&, const unsigned (&a)[2],
+                                                 const unsigned (&b)[2]) {
+    mma_m8n8k4_row_row(outputs, a, b);
 }
 
-__device__ __forceinline__ void mask_element(Accumulator& tile, int i) {
-    tile[i] = -infinity();
-}
+__device__ __forceinline__ void add_sums(float (&)[8], const PartialSums&) {}
 
 // The A operands of two products, over columns 0..3 and 4..7. The A layout wants row T whole in one lane, so lanes l
 // and l ^ 2 swap one pair per operand: each keeps the row that is its own and sends the other.
-__device__ __forceinline__ void to_a_operand(unsigned (&a)[2][2], const float (&p)[8], int lane) {
+__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const float (&p)[8], int lane) {
     const bool upper = lane & 2;
 #    pragma unroll
     for (int step = 0; step < 2; ++step) {
