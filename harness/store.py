@@ -25,6 +25,7 @@ from harness.errors import MachineError
 from harness.records import Record, Sample
 
 if TYPE_CHECKING:
+    from harness.case import Case
     from harness.config import Config
 
 Key = tuple[str, str, str, str]
@@ -70,6 +71,19 @@ def read_lines(path: Path) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
 def latest(path: Path) -> dict[Key, Record]:
     """The last record of each key."""
     return {record.key(): record for record, _ in read_lines(path)}
+
+
+def pending(config: Config, panel: str) -> list[tuple[Case, str]]:
+    """The (case, contender) rows of `panel` that have no record of the contender's present code."""
+    contenders = config.contenders(config.experiments[panel.partition("/")[0]].op)
+    code = {name: contenders[name].code_hash() for _, name in config.rows(panel)}
+    found = latest(records_path(config, panel))
+    rows = []
+    for case, name in config.rows(panel):
+        record = found.get((case.experiment, case.panel, case.id, name))
+        if record is None or record.code_hash != code[name]:
+            rows.append((case, name))
+    return rows
 
 
 class Store:
