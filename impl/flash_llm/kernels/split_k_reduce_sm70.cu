@@ -2,8 +2,8 @@
 // once. One thread per element; reads are coalesced and the partial sums mostly still in L2. Any architecture.
 #include <cuda_fp16.h>
 
-extern "C" __global__ void __launch_bounds__(256)
-    split_k_reduce(const float* __restrict__ partials, __half* __restrict__ y, long long size, int split_k) {
+extern "C" __global__ void __launch_bounds__(256) split_k_reduce(const float* __restrict__ partials,
+                                                                 __half* __restrict__ y, long long size, int split_k) {
     const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= size) return;
     float sum = 0.0f;

@@ -176,10 +176,9 @@ __device__ __forceinline__ void write(Element* out, const Accumulators& sum, int
 
 // out: fp16 [m, n] when gridDim.y is 1, else fp32 partial sums [gridDim.y, m, n]. x has rows of `x_stride` halves.
 // Blocks that share a row of tiles are neighbours, so that W comes from L2 when n takes several of them.
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
-    tiled_csl_spmm(const uint4* __restrict__ entries, const int* __restrict__ offsets,
-                   const unsigned short* __restrict__ x, void* __restrict__ out, int m, int n, int k,
-                   long long x_stride) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) tiled_csl_spmm(
+    const uint4* __restrict__ entries, const int* __restrict__ offsets, const unsigned short* __restrict__ x,
+    void* __restrict__ out, int m, int n, int k, long long x_stride) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     unsigned char* const w_stages = shared_memory;
     unsigned char* const x_stages = shared_memory + 2 * W_BYTES;
