@@ -98,3 +98,7 @@ __forceinline__ __half operator/(__half a, __half b) { return __hdiv(a, b); }
 __forceinline__ __half2 operator+(__half2 a, __half2 b) { return __hadd2(a, b); }
 __forceinline__ __half2 operator-(__half2 a, __half2 b) { return __hsub2(a, b); }
 __forceinline__ __half2 operator*(__half2 a, __half2 b) { return __hmul2(a, b); }
+
+__forceinline__ __half2 atomicAdd(__half2* address, __half2 value) {
+    return emulated::bits_as<__half2>(emulated_atomic_add_half2(address, emulated::bits_as<unsigned>(value)));
+}

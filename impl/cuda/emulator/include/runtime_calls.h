@@ -2,6 +2,19 @@
 // return address names the source line. Operands go by address: the runtime reads those of all lanes at once.
 #pragma once
 
+enum EmulatedAtomic {
+    kAtomicExchange,
+    kAtomicCompareAndSwap,
+    kAtomicAdd,
+    kAtomicMin,
+    kAtomicMax,
+    kAtomicAnd,
+    kAtomicOr,
+    kAtomicXor
+};
+enum EmulatedShuffle { kShuffleIndex, kShuffleUp, kShuffleDown, kShuffleXor };
+enum EmulatedVote { kBallot, kMatchAny, kReduceAdd, kReduceMin, kReduceMax };
+
 extern "C" {
 // Constant within one CUDA thread, so the compiler may keep the value.
 uint3 emulated_thread_index() __attribute__((const));
@@ -15,8 +28,8 @@ void emulated_block_barrier(const char* file, int line);
 int emulated_block_count(bool predicate, const char* file, int line);  // of the threads where it holds
 void emulated_named_barrier(int barrier, int threads, bool wait);
 void emulated_warp_barrier(unsigned mask);
-unsigned long long emulated_shuffle(int mode, unsigned mask, unsigned long long value, int operand, int width);
-unsigned emulated_vote(int mode, unsigned mask, unsigned long long value);
+unsigned long long emulated_shuffle(EmulatedShuffle mode, unsigned mask, unsigned long long value, int operand, int width);
+unsigned emulated_vote(EmulatedVote mode, unsigned mask, long long value);
 
 void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32);
 void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b);
@@ -26,9 +39,13 @@ void emulated_copy_async(void* shared, const void* global, int bytes, int source
 void emulated_copy_async_commit();
 void emulated_copy_async_wait(int pending);
 
-unsigned emulated_atomic_32(int operation, void* address, unsigned operand, unsigned compare);
-unsigned long long emulated_atomic_64(int operation, void* address, unsigned long long operand,
-                                      unsigned long long compare);
+unsigned emulated_atomic_unsigned(EmulatedAtomic operation, void* address, unsigned operand, unsigned compare);
+int emulated_atomic_int(EmulatedAtomic operation, void* address, int operand, int compare);
+unsigned long long emulated_atomic_unsigned_long_long(EmulatedAtomic operation, void* address,
+                                                      unsigned long long operand, unsigned long long compare);
+float emulated_atomic_add_float(void* address, float operand);
+unsigned emulated_atomic_add_half2(void* address, unsigned operand);
+
 void emulated_count_mufu();
 [[noreturn]] void emulated_trap(const char* why);
 }

@@ -39,36 +39,36 @@ __forceinline__ unsigned __activemask() {
         __builtin_memcpy(&value, &bits, sizeof(T));                                                              \
         return value;                                                                                            \
     }
-EMULATED_SHUFFLE(__shfl_sync, 0)
-EMULATED_SHUFFLE(__shfl_up_sync, 1)
-EMULATED_SHUFFLE(__shfl_down_sync, 2)
-EMULATED_SHUFFLE(__shfl_xor_sync, 3)
+EMULATED_SHUFFLE(__shfl_sync, kShuffleIndex)
+EMULATED_SHUFFLE(__shfl_up_sync, kShuffleUp)
+EMULATED_SHUFFLE(__shfl_down_sync, kShuffleDown)
+EMULATED_SHUFFLE(__shfl_xor_sync, kShuffleXor)
 #undef EMULATED_SHUFFLE
 
 __forceinline__ unsigned __ballot_sync(unsigned mask, int predicate) {
-    return emulated_vote(0, mask, predicate != 0);
+    return emulated_vote(kBallot, mask, predicate != 0);
 }
 __forceinline__ int __any_sync(unsigned mask, int predicate) {
-    return emulated_vote(0, mask, predicate != 0) != 0;
+    return emulated_vote(kBallot, mask, predicate != 0) != 0;
 }
 __forceinline__ int __all_sync(unsigned mask, int predicate) {
-    return emulated_vote(0, mask, predicate == 0) == 0;
+    return emulated_vote(kBallot, mask, predicate == 0) == 0;
 }
 template <class T>
 __forceinline__ unsigned __match_any_sync(unsigned mask, T value) {
-    unsigned long long bits = 0;
+    long long bits = 0;
     __builtin_memcpy(&bits, &value, sizeof(T));
-    return emulated_vote(1, mask, bits);
+    return emulated_vote(kMatchAny, mask, bits);
 }
 
 #define EMULATED_REDUCE(name, mode, type) \
     __forceinline__ type name(unsigned mask, type value) { return static_cast<type>(emulated_vote(mode, mask, value)); }
-EMULATED_REDUCE(__reduce_add_sync, 2, unsigned)
-EMULATED_REDUCE(__reduce_add_sync, 2, int)
-EMULATED_REDUCE(__reduce_min_sync, 3, unsigned)
-EMULATED_REDUCE(__reduce_max_sync, 4, unsigned)
-EMULATED_REDUCE(__reduce_min_sync, 5, int)
-EMULATED_REDUCE(__reduce_max_sync, 6, int)
+EMULATED_REDUCE(__reduce_add_sync, kReduceAdd, unsigned)
+EMULATED_REDUCE(__reduce_add_sync, kReduceAdd, int)
+EMULATED_REDUCE(__reduce_min_sync, kReduceMin, unsigned)
+EMULATED_REDUCE(__reduce_min_sync, kReduceMin, int)
+EMULATED_REDUCE(__reduce_max_sync, kReduceMax, unsigned)
+EMULATED_REDUCE(__reduce_max_sync, kReduceMax, int)
 #undef EMULATED_REDUCE
 
 __forceinline__ void __threadfence_block() {}
@@ -76,30 +76,40 @@ __forceinline__ void __threadfence() {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-#define EMULATED_ATOMIC(name, operation, type, size, word)                                                          \
-    __forceinline__ type name(type* address, type operand) {                                                        \
-        return emulated::bits_as<type>(                                                                             \
-            emulated_atomic_##size(operation, address, emulated::bits_as<word>(operand), 0));                       \
+#define EMULATED_ATOMICS(type, runtime_name)                                                         \
+    __forceinline__ type atomicExch(type* address, type value) {                                    \
+        return emulated_atomic_##runtime_name(kAtomicExchange, address, value, 0);                  \
+    }                                                                                               \
+    __forceinline__ type atomicCAS(type* address, type compare, type value) {                       \
+        return emulated_atomic_##runtime_name(kAtomicCompareAndSwap, address, value, compare);      \
+    }                                                                                               \
+    __forceinline__ type atomicAdd(type* address, type value) {                                     \
+        return emulated_atomic_##runtime_name(kAtomicAdd, address, value, 0);                       \
+    }                                                                                               \
+    __forceinline__ type atomicMin(type* address, type value) {                                     \
+        return emulated_atomic_##runtime_name(kAtomicMin, address, value, 0);                       \
+    }                                                                                               \
+    __forceinline__ type atomicMax(type* address, type value) {                                     \
+        return emulated_atomic_##runtime_name(kAtomicMax, address, value, 0);                       \
+    }                                                                                               \
+    __forceinline__ type atomicAnd(type* address, type value) {                                     \
+        return emulated_atomic_##runtime_name(kAtomicAnd, address, value, 0);                       \
+    }                                                                                               \
+    __forceinline__ type atomicOr(type* address, type value) {                                      \
+        return emulated_atomic_##runtime_name(kAtomicOr, address, value, 0);                        \
+    }                                                                                               \
+    __forceinline__ type atomicXor(type* address, type value) {                                     \
+        return emulated_atomic_##runtime_name(kAtomicXor, address, value, 0);                       \
     }
-EMULATED_ATOMIC(atomicExch, 0, int, 32, unsigned)
-EMULATED_ATOMIC(atomicExch, 0, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicExch, 0, float, 32, unsigned)
-EMULATED_ATOMIC(atomicAdd, 2, int, 32, unsigned)
-EMULATED_ATOMIC(atomicAdd, 2, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicAdd, 3, float, 32, unsigned)
-EMULATED_ATOMIC(atomicMin, 4, int, 32, unsigned)
-EMULATED_ATOMIC(atomicMax, 5, int, 32, unsigned)
-EMULATED_ATOMIC(atomicMin, 6, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicMax, 7, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicAnd, 8, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicOr, 9, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicXor, 10, unsigned, 32, unsigned)
-EMULATED_ATOMIC(atomicExch, 0, unsigned long long, 64, unsigned long long)
-EMULATED_ATOMIC(atomicAdd, 2, unsigned long long, 64, unsigned long long)
-#undef EMULATED_ATOMIC
-__forceinline__ unsigned atomicCAS(unsigned* address, unsigned compare, unsigned value) {
-    return emulated_atomic_32(1, address, value, compare);
+EMULATED_ATOMICS(int, int)
+EMULATED_ATOMICS(unsigned, unsigned)
+EMULATED_ATOMICS(unsigned long long, unsigned_long_long)
+#undef EMULATED_ATOMICS
+__forceinline__ float atomicAdd(float* address, float value) {
+    return emulated_atomic_add_float(address, value);
 }
-__forceinline__ int atomicCAS(int* address, int compare, int value) {
-    return static_cast<int>(emulated_atomic_32(1, address, value, compare));
+
+template <class T>
+__forceinline__ T __ldg(const T* address) {
+    return *address;
 }

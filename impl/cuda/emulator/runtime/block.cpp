@@ -38,6 +38,7 @@ Block::Block(Launch& launch, void (*entry)(void**))
       warps((threads.size() + 31) / 32),
       memory(launch),
       counters(launch.report_counter != nullptr),
+      races(threads.size(), memory.window_bytes(), launch.check_races),
       stacks_(threads.size()) {
     for (std::size_t id = 0; id < threads.size(); ++id) {
         Thread& thread = threads[id];
@@ -70,6 +71,8 @@ void Block::run(uint3 block_index) {
     at_barrier_ = predicates = 0;
     ready_.clear();
     memory.start_block();
+    races.start_block();
+    barrier_clock_.clear();
     make_all_ready();
     run_next(&scheduler_stack_);
 }
@@ -141,6 +144,7 @@ void Block::barrier(bool predicate, const char* file, int line, const void* code
     Thread* self = current_thread();
     self->waiting_for = "__syncthreads";
     self->waiting_code = code;
+    races.release(self->id, barrier_clock_);
     release_if_complete();
     run_next(&self->stack_pointer);
 }
@@ -151,7 +155,13 @@ void Block::release_if_complete() {
     at_barrier_ = 0;
     released_predicates = predicates;
     predicates = 0;
-    for (Warp& warp : warps) counters.gather(warp);
+    for (Warp& warp : warps) {
+        counters.gather(warp);
+        if (warp.present) counters.count("bar.sync", barrier_code_);
+    }
+    for (Thread& thread : threads)
+        if (!thread.exited) races.acquire(thread.id, barrier_clock_);
+    barrier_clock_.clear();
     make_all_ready();
 }
 

@@ -10,9 +10,11 @@
 
 #include "../include/vector_types.h"
 #include "fiber.h"
+#include "barriers.h"
 #include "counters.h"
 #include "launch.h"
 #include "memory.h"
+#include "races.h"
 
 struct Block;
 struct Collective;
@@ -48,12 +50,6 @@ struct Thread {
     std::vector<Access> accesses;                       // since the warp last met
 };
 
-struct NamedBarrier {
-    int arrived = 0, expected = 0;
-    std::vector<Thread*> waiting;
-};
-
-
 struct Block {
     Block(Launch& launch, void (*entry)(void**));
     void run(uint3 index);  // returns when all threads have exited or one has failed
@@ -74,6 +70,7 @@ struct Block {
     std::vector<Warp> warps;
     Memory memory;
     Counters counters;
+    Races races;
     NamedBarrier barriers[16];
     int predicates;           // how many of those at the barrier hold
     int released_predicates;  // the same at the last barrier
@@ -91,6 +88,7 @@ private:
     const char* barrier_file_ = nullptr;
     int barrier_line_ = 0;
     const void* barrier_code_ = nullptr;
+    Clock barrier_clock_;
 };
 
 // The thread whose stack this call is on.

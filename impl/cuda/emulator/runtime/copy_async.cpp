@@ -17,10 +17,10 @@ extern "C" void emulated_copy_async(void* shared, const void* global, int bytes,
     if (source_bytes < 0 || source_bytes > bytes) fail(CALLER, "cp.async: source size %d of %d", source_bytes, bytes);
     if (target % bytes != 0 || (source_bytes > 0 && source % bytes != 0))
         fail(CALLER, "cp.async: both addresses must be multiples of %d bytes", bytes);
-    if (memory.access(target, bytes, true, CALLER, "cp.async, to shared") != Space::kShared)
+    if (memory.access(target, bytes, Action::kWrite, CALLER, "cp.async, to shared") != Space::kShared)
         fail(CALLER, "cp.async: the target is not in shared memory");
     if (source_bytes > 0 &&
-        memory.access(source, source_bytes, false, CALLER, "cp.async, from global") != Space::kGlobal)
+        memory.access(source, source_bytes, Action::kRead, CALLER, "cp.async, from global") != Space::kGlobal)
         fail(CALLER, "cp.async: the source is not in global memory");
     memory.mark_in_flight(static_cast<char*>(shared), bytes);
     self->copy_groups.back().push_back(
@@ -37,7 +37,7 @@ extern "C" void emulated_copy_async_wait(int pending) {
         for (const PendingCopy& copy : groups.front()) {
             std::memcpy(copy.shared, copy.global, copy.source_bytes);
             std::memset(copy.shared + copy.source_bytes, 0, copy.bytes - copy.source_bytes);
-            self->block->memory.mark_arrived(copy.shared, copy.bytes);
+            self->block->memory.mark_arrived(copy.shared, copy.bytes, copy.code);
         }
         groups.erase(groups.begin());
     }

@@ -37,8 +37,22 @@ int emulated_block_count(bool predicate, const char* file, int line) {
 void emulated_trap(const char* why) { fail(CALLER, "%s", why); }
 
 void emulated_warp_barrier(unsigned mask) {
-    Collective barrier{"__syncwarp", mask, CALLER, [](Collective* const*, unsigned) {}};
+    const auto order_memory = [](Collective* const*, unsigned lanes) {
+        const Warp& warp = *current_thread()->warp;
+        Races& races = current_thread()->block->races;
+        Clock clock;
+        for (int lane = 0; lane < warp.size; ++lane)
+            if (lanes >> lane & 1) races.release(warp.threads[lane].id, clock);
+        for (int lane = 0; lane < warp.size; ++lane)
+            if (lanes >> lane & 1) races.acquire(warp.threads[lane].id, clock);
+    };
+    Collective barrier{"__syncwarp", mask, CALLER, order_memory};
     meet(barrier);
+}
+
+void emulated_named_barrier(int barrier, int threads, bool wait) {
+    if (barrier < 1 || barrier > 15) fail(CALLER, "named barriers are 1 to 15, not %d", barrier);
+    current_thread()->block->barriers[barrier].arrive(threads, wait, CALLER);
 }
 
 }  // extern "C"
@@ -47,18 +61,20 @@ namespace {
 
 struct Shuffle : Collective {
     std::uint64_t value, result;
-    int mode, operand, width;
+    EmulatedShuffle mode;
+    int operand, width;
 };
 
 // PTX ISA, "shfl.sync": the source lane stays inside the segment of `width` lanes, else the lane keeps its value.
 int source_lane(const Shuffle& shuffle, int lane) {
     const int first = lane & -shuffle.width, last = first + shuffle.width - 1;
     switch (shuffle.mode) {
-        case 0: return first + (shuffle.operand & (shuffle.width - 1));
-        case 1: return lane - shuffle.operand < first ? lane : lane - shuffle.operand;
-        case 2: return lane + shuffle.operand > last ? lane : lane + shuffle.operand;
-        default: return (lane ^ shuffle.operand) > last ? lane : lane ^ shuffle.operand;
+        case kShuffleIndex: return first + (shuffle.operand & (shuffle.width - 1));
+        case kShuffleUp: return lane - shuffle.operand < first ? lane : lane - shuffle.operand;
+        case kShuffleDown: return lane + shuffle.operand > last ? lane : lane + shuffle.operand;
+        case kShuffleXor: return (lane ^ shuffle.operand) > last ? lane : lane ^ shuffle.operand;
     }
+    __builtin_unreachable();
 }
 
 void run_shuffle(Collective* const* waiting, unsigned lanes) {
@@ -73,47 +89,44 @@ void run_shuffle(Collective* const* waiting, unsigned lanes) {
 }
 
 struct Vote : Collective {
-    std::uint64_t value, result;
-    int mode;
+    long long value;
+    unsigned result;
+    EmulatedVote mode;
 };
 
+long long combine(EmulatedVote mode, long long a, long long b) {
+    switch (mode) {
+        case kReduceAdd: return a + b;
+        case kReduceMin: return a < b ? a : b;
+        default: return a > b ? a : b;
+    }
+}
+
 void run_vote(Collective* const* waiting, unsigned lanes) {
-    const auto vote = [&](int lane) -> Vote& { return static_cast<Vote&>(*waiting[lane]); };
-    const auto fold = [&](auto combine) {
-        auto result = vote(__builtin_ctz(lanes)).value;
-        for (unsigned rest = lanes & (lanes - 1); rest != 0; rest &= rest - 1)
-            result = combine(result, vote(__builtin_ctz(rest)).value);
-        return result;
-    };
-    const int mode = vote(__builtin_ctz(lanes)).mode;
+    const auto vote = [&](unsigned set) -> Vote& { return static_cast<Vote&>(*waiting[__builtin_ctz(set)]); };
+    const EmulatedVote mode = vote(lanes).mode;
+    long long reduction = vote(lanes).value;
+    for (unsigned rest = lanes & (lanes - 1); rest != 0; rest &= rest - 1)
+        reduction = combine(mode, reduction, vote(rest).value);
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-        const int lane = __builtin_ctz(rest);
-        std::uint64_t result = 0;
-        for (unsigned others = lanes; others != 0; others &= others - 1) {
-            const int other = __builtin_ctz(others);
-            if (mode == 0 ? vote(other).value != 0 : vote(other).value == vote(lane).value) result |= 1u << other;
-        }
-        using U = std::uint64_t;
-        const auto as_signed = [](U value) { return static_cast<std::int32_t>(value); };
-        if (mode == 2) result = fold([](U a, U b) { return a + b; });
-        if (mode == 3) result = fold([](U a, U b) { return a < b ? a : b; });
-        if (mode == 4) result = fold([](U a, U b) { return a > b ? a : b; });
-        if (mode == 5) result = fold([&](U a, U b) { return as_signed(a) < as_signed(b) ? a : b; });
-        if (mode == 6) result = fold([&](U a, U b) { return as_signed(a) > as_signed(b) ? a : b; });
-        vote(lane).result = result;
+        unsigned agreeing = 0;
+        const long long wanted = mode == kBallot ? 1 : vote(rest).value;
+        for (unsigned others = lanes; others != 0; others &= others - 1)
+            if (vote(others).value == wanted) agreeing |= others & -others;
+        vote(rest).result = mode == kBallot || mode == kMatchAny ? agreeing : static_cast<unsigned>(reduction);
     }
 }
 
 }  // namespace
 
-extern "C" unsigned long long emulated_shuffle(int mode, unsigned mask, unsigned long long value, int operand,
-                                               int width) {
+extern "C" unsigned long long emulated_shuffle(EmulatedShuffle mode, unsigned mask, unsigned long long value,
+                                               int operand, int width) {
     Shuffle shuffle{{"shuffle", mask, CALLER, run_shuffle}, value, 0, mode, operand, width};
     meet(shuffle);
     return shuffle.result;
 }
 
-extern "C" unsigned emulated_vote(int mode, unsigned mask, unsigned long long value) {
+extern "C" unsigned emulated_vote(EmulatedVote mode, unsigned mask, long long value) {
     Vote vote{{"vote", mask, CALLER, run_vote}, value, 0, mode};
     meet(vote);
     return vote.result;

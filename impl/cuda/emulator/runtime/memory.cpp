@@ -41,6 +41,10 @@ const Image& image() {
     return found;
 }
 
+const char* name(Action action) {
+    return action == Action::kRead ? "read" : action == Action::kWrite ? "write" : "atomic operation";
+}
+
 }  // namespace
 
 std::uint64_t code_offset(const void* code) {
@@ -71,9 +75,9 @@ bool Memory::in_shared_array(std::uintptr_t address, unsigned bytes) const {
     return false;
 }
 
-Space Memory::locate(std::uintptr_t address, unsigned bytes, bool write, const void* code) {
+Space Memory::locate(std::uintptr_t address, unsigned bytes, Action action, const void* code) {
     if (address - window_ < window_bytes_) {
-        if (!in_shared_array(address, bytes)) out_of_bounds(address, bytes, write, code);
+        if (!in_shared_array(address, bytes)) out_of_bounds(address, bytes, action, code);
         return Space::kShared;
     }
     if (last_hit_ && address >= last_hit_->low && address + bytes <= last_hit_->high) return Space::kGlobal;
@@ -85,31 +89,34 @@ Space Memory::locate(std::uintptr_t address, unsigned bytes, bool write, const v
     }
     if (address - current_thread()->stack_low < StackArena::kStackBytes) return Space::kLocal;
     if (address >= image().low && address + bytes <= image().high) return Space::kImage;
-    out_of_bounds(address, bytes, write, code);
+    out_of_bounds(address, bytes, action, code);
 }
 
-Space Memory::access(std::uintptr_t address, unsigned bytes, bool write, const void* code, const char* instruction) {
-    const Space space = locate(address, bytes, write, code);
+Space Memory::access(std::uintptr_t address, unsigned bytes, Action action, const void* code, const char* instruction) {
+    const Space space = locate(address, bytes, action, code);
     if (space != Space::kShared && space != Space::kGlobal) return space;
-    if (space == Space::kShared) check_state(address, bytes, write, code);
-    static const char* const kNames[2][2] = {{"ld.global", "st.global"}, {"ld.shared", "st.shared"}};
-    if (!instruction) instruction = kNames[space == Space::kShared][write];
     Thread& self = *current_thread();
+    if (space == Space::kShared) {
+        check_state(address, bytes, action, code);
+        self.block->races.access(self.id, address - window_, bytes, action != Action::kRead,
+                                 action == Action::kAtomic, code);
+    }
+    static const char* const kNames[2][2] = {{"ld.global", "st.global"}, {"ld.shared", "st.shared"}};
+    if (!instruction) instruction = kNames[space == Space::kShared][action == Action::kWrite];
     self.block->counters.log(self, {code, instruction, address, static_cast<std::uint8_t>(bytes), space});
     return space;
 }
 
-void Memory::check_state(std::uintptr_t address, unsigned bytes, bool write, const void* code) {
+void Memory::check_state(std::uintptr_t address, unsigned bytes, Action action, const void* code) {
     std::uint8_t* state = &states_[address - window_];
     for (unsigned i = 0; i < bytes; ++i) {
         if (state[i] == kInFlight)
             fail(code, "%s of %u bytes at shared byte %zu, where a cp.async has not been waited for",
-                 write ? "write" : "read", bytes, static_cast<std::size_t>(address - window_ + i));
-        if (write)
-            state[i] = kWritten;
-        else if (state[i] == kNeverWritten)
-            fail(code, "read of %u bytes at shared byte %zu, which was never written", bytes,
+                 name(action), bytes, static_cast<std::size_t>(address - window_ + i));
+        if (action != Action::kWrite && state[i] == kNeverWritten)
+            fail(code, "%s of %u bytes at shared byte %zu, which was never written", name(action), bytes,
                  static_cast<std::size_t>(address - window_ + i));
+        if (action != Action::kRead) state[i] = kWritten;
     }
 }
 
@@ -118,12 +125,15 @@ void Memory::mark_in_flight(const char* shared, unsigned bytes) {
     std::memset(&states_[reinterpret_cast<std::uintptr_t>(shared) - window_], kInFlight, bytes);
 }
 
-void Memory::mark_arrived(const char* shared, unsigned bytes) {
-    std::memset(&states_[reinterpret_cast<std::uintptr_t>(shared) - window_], kWritten, bytes);
+void Memory::mark_arrived(const char* shared, unsigned bytes, const void* code) {
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(shared) - window_;
+    std::memset(&states_[offset], kWritten, bytes);
+    Thread& self = *current_thread();
+    self.block->races.access(self.id, offset, bytes, true, false, code);
 }
 
-void Memory::out_of_bounds(std::uintptr_t address, unsigned bytes, bool write, const void* code) const {
-    const char* what = write ? "write" : "read";
+void Memory::out_of_bounds(std::uintptr_t address, unsigned bytes, Action action, const void* code) const {
+    const char* what = name(action);
     if (address - window_ < window_bytes_) {
         const std::uintptr_t offset = address - window_;
         const SharedArray* before = nullptr;
@@ -133,12 +143,13 @@ void Memory::out_of_bounds(std::uintptr_t address, unsigned bytes, bool write, c
         fail(code, "%s of %u bytes outside shared memory: byte %zu of an array of %zu", what, bytes,
              static_cast<std::size_t>(offset - before->offset), static_cast<std::size_t>(before->bytes));
     }
-    for (int i = 0; i < launch_.allocation_count; ++i) {
-        const Extent& extent = launch_.allocations[i];
-        constexpr std::uintptr_t kNear = 1 << 16;
-        if (address + kNear < extent.low || address >= extent.high + kNear) continue;
-        fail(code, "%s of %u bytes outside global memory: byte %td of a buffer of %zu", what, bytes,
-             static_cast<std::ptrdiff_t>(address - extent.low), static_cast<std::size_t>(extent.high - extent.low));
-    }
-    fail(code, "%s of %u bytes at %#zx, in no buffer of this launch", what, bytes, static_cast<std::size_t>(address));
+    const auto distance = [&](const Extent& extent) {
+        return address < extent.low ? extent.low - address : address >= extent.high ? address - extent.high : 0;
+    };
+    const Extent* end = launch_.allocations + launch_.allocation_count;
+    const Extent* nearest = std::min_element(
+        launch_.allocations, end, [&](const Extent& a, const Extent& b) { return distance(a) < distance(b); });
+    if (nearest == end) fail(code, "%s of %u bytes of global memory, but the launch has no buffer", what, bytes);
+    fail(code, "%s of %u bytes outside global memory: byte %td of the nearest buffer, of %zu", what, bytes,
+         static_cast<std::ptrdiff_t>(address - nearest->low), static_cast<std::size_t>(nearest->high - nearest->low));
 }

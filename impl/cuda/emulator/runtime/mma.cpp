@@ -151,7 +151,7 @@ extern "C" void emulated_load_matrix(unsigned* fragment, int matrices, const voi
     const auto address = reinterpret_cast<std::uintptr_t>(shared_row);
     if (self->lane < 8 * matrices) {
         if (address % 16 != 0) fail(CALLER, "%s: the address of a row must be a multiple of 16 bytes", name);
-        if (self->block->memory.access(address, 16, false, CALLER, name) != Space::kShared)
+        if (self->block->memory.access(address, 16, Action::kRead, CALLER, name) != Space::kShared)
             fail(CALLER, "%s: a row is not in shared memory", name);
     }
     LoadMatrix load{{name, kAllLanes, CALLER, run_load_matrix, true, true}, fragment, matrices,
