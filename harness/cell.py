@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.case import Case
 from harness.config import Config
-from harness.contender import ROOT, Contender, Prepared
+from harness.contender import ROOT, Contender, Prepared, Unsupported
 from harness.energy import EnergyResult
 from harness.lazy import lazy_import
 from harness.records import Record, Sample
@@ -146,6 +146,8 @@ def draft(config: Config, case: Case, contender: Contender, machine: dict[str, A
 
 def classify(error: BaseException) -> tuple[str, str]:
     """Status and one-line reason of an error."""
+    if isinstance(error, Unsupported):
+        return "unsupported", " ".join(str(error).split())
     text = " ".join(str(error).split()).replace(str(ROOT), ".").replace(str(Path.home()), "~")
     reason = f"{type(error).__name__}: {text}"[:300]
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or (

@@ -45,6 +45,10 @@ class Target:
         return self.device == "cuda"
 
 
+class Unsupported(Exception):
+    """Raised by `prepare` where only the library itself can tell that it does not take the case; says why."""
+
+
 @dataclass
 class Prepared:
     """A contender ready to be timed.
