@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from impl.cuda.emulator.symbols import thread_local_arrays
 _HERE = Path(__file__).parent
 _EMULATED_INCLUDE = _HERE / "include"
 _COMMON_OPTIONS = ["-std=c++17", "-g1", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-unknown-pragmas"]
-_RUNTIME_OPTIONS = ["-O3", "-Wall", "-Wextra", "-Wno-parentheses"]
+_RUNTIME_OPTIONS = ["-O2", "-Wall", "-Wextra", "-Wno-parentheses"]
 _KERNEL_OPTIONS = [
     "-O2",
     # Calls hooks.cpp before each memory access. Without the scalar replacement of aggregates, a copy of a uint4
@@ -103,13 +105,12 @@ def _runtime(options: list[str]) -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        objects = []
-        for source in sources:
-            if source.suffix == ".cpp":
-                objects.append(Path(folder) / f"{source.stem}.o")
-                _run("the emulator's runtime", [*options, "-c", source, "-o", objects[-1]])
+        units = {source: Path(folder) / f"{source.stem}.o" for source in sources if source.suffix == ".cpp"}
+        commands = [[*options, "-c", source, "-o", target] for source, target in units.items()]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(functools.partial(_run, "the runtime"), commands))
         archive = Path(folder) / "runtime.a"
-        subprocess.run(["ar", "rc", archive, *objects], check=True)
+        subprocess.run(["ar", "rc", archive, *units.values()], check=True)
         archive.rename(path)
     return path
 

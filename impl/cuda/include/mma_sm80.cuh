@@ -7,7 +7,7 @@
 // it receives, of each matrix, elements (l / 4, 2 * (l % 4)) and the next one of that row.
 __device__ __forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const void* shared_row) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::load_matrix_x4(fragment, shared_row, false);
+    emulated::load_matrix(fragment, shared_row, false);
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared_row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const vo
 // As load_matrix_x4, each matrix transposed.
 __device__ __forceinline__ void load_matrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::load_matrix_x4(fragment, shared_row, true);
+    emulated::load_matrix(fragment, shared_row, true);
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared_row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -51,5 +51,16 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned 
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// d += a b for a 16x8 (row-major), b 8x8 (column-major), fp16 operands.
+__device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+#ifdef VOLTABENCH_EMULATED
+    emulated::mma_m16n8k8_f16(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
 #endif
 }

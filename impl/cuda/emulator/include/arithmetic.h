@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conversions.h"
+#include "runtime_calls.h"
 
 __forceinline__ float __int_as_float(int x) { return emulated::bits_as<float>(x); }
 __forceinline__ float __uint_as_float(unsigned x) { return emulated::bits_as<float>(x); }
@@ -33,8 +34,8 @@ __forceinline__ float __frsqrt_rn(float x) { return emulated_count_mufu(), 1.0f 
 __forceinline__ float __frcp_rn(float x) { return emulated_count_mufu(), 1.0f / x; }
 __forceinline__ float __fdividef(float a, float b) { return emulated_count_mufu(), a / b; }
 
-#define EMULATED_MIN_MAX(type)                                                  \
-    __forceinline__ type min(type a, type b) { return b < a ? b : a; }          \
+#define EMULATED_MIN_MAX(type)                                         \
+    __forceinline__ type min(type a, type b) { return b < a ? b : a; } \
     __forceinline__ type max(type a, type b) { return a < b ? b : a; }
 EMULATED_MIN_MAX(int)
 EMULATED_MIN_MAX(unsigned)

@@ -19,13 +19,9 @@ __forceinline__ To bits_as(From value) {
     return result;
 }
 
-__forceinline__ unsigned short half_bits(float x) {
-    return bits_as<unsigned short>(static_cast<emulated_half>(x));
-}
+__forceinline__ unsigned short half_bits(float x) { return bits_as<unsigned short>(static_cast<emulated_half>(x)); }
 
-__forceinline__ float half_value(unsigned short bits) {
-    return static_cast<float>(bits_as<emulated_half>(bits));
-}
+__forceinline__ float half_value(unsigned short bits) { return static_cast<float>(bits_as<emulated_half>(bits)); }
 
 // Double to fp16 with one rounding: to float by rounding to odd, which keeps what the last rounding needs to know.
 __forceinline__ unsigned short half_bits(double x) {
@@ -41,12 +37,8 @@ __forceinline__ unsigned short bfloat16_bits(float x) {
     return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-__forceinline__ float bfloat16_value(unsigned short bits) {
-    return bits_as<float>(static_cast<unsigned>(bits) << 16);
-}
+__forceinline__ float bfloat16_value(unsigned short bits) { return bits_as<float>(static_cast<unsigned>(bits) << 16); }
 
-__forceinline__ float flush(float x) {
-    return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
-}
+__forceinline__ float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
 
 }  // namespace emulated

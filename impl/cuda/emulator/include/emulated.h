@@ -9,12 +9,9 @@
 
 typedef __SIZE_TYPE__ size_t;
 
-#include "keywords.h"
-
-#include "vector_types.h"
-
-#include "runtime_calls.h"
-
 #include "arithmetic.h"
 #include "instructions.h"
+#include "keywords.h"
+#include "runtime_calls.h"
+#include "vector_types.h"
 #include "warp_intrinsics.h"

@@ -42,10 +42,10 @@ struct Signature<void(P...)> {
 
 }  // namespace emulated
 
-#define EMULATED_ENTRY(entry)                                                                               \
-    __attribute__((no_sanitize("thread"))) static void emulated_call_entry(void** parameters) {            \
-        emulated::call(entry, parameters);                                                                  \
-    }                                                                                                       \
-    extern "C" int emulated_parameter_count() { return emulated::Signature<decltype(entry)>::count; }       \
+#define EMULATED_ENTRY(entry)                                                                                 \
+    __attribute__((no_sanitize("thread"))) static void emulated_call_entry(void** parameters) {               \
+        emulated::call(entry, parameters);                                                                    \
+    }                                                                                                         \
+    extern "C" int emulated_parameter_count() { return emulated::Signature<decltype(entry)>::count; }         \
     extern "C" int emulated_parameter_bytes(int i) { return emulated::Signature<decltype(entry)>::sizes[i]; } \
     extern "C" void emulated_run(Launch* launch) { emulated_launch(launch, emulated_call_entry); }

@@ -1,12 +1,14 @@
 // The instructions that impl/cuda/include/*.cuh wraps, by the wrappers' names. PTX ISA, "mma", "ldmatrix", "cp.async".
 #pragma once
 
-__forceinline__ size_t __cvta_generic_to_shared(const void* shared) {
-    return emulated_shared_address(shared);
-}
+#include "conversions.h"
+#include "runtime_calls.h"
+
+__forceinline__ size_t __cvta_generic_to_shared(const void* shared) { return emulated_shared_address(shared); }
 
 namespace emulated {
 
+// Special function unit; .ftz takes and gives zero for subnormal numbers.
 __forceinline__ float exp2_fast(float x) {
     emulated_count_mufu();
     return flush(__builtin_exp2f(flush(x)));
@@ -54,21 +56,20 @@ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsi
     emulated_mma_m16n8(8, 0, d, a, &b);
 }
 
-__forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const void* shared_row, bool transposed) {
-    emulated_load_matrix(fragment, 4, shared_row, transposed);
-}
-__forceinline__ void load_matrix_x2(unsigned (&fragment)[2], const void* shared_row, bool transposed) {
-    emulated_load_matrix(fragment, 2, shared_row, transposed);
+// MATRICES 8x8 matrices of 16-bit elements, 1, 2 or 4; lane l gives the address of row l % 8 of matrix l / 8.
+template <int MATRICES>
+__forceinline__ void load_matrix(unsigned (&fragment)[MATRICES], const void* shared_row, bool transposed) {
+    emulated_load_matrix(fragment, MATRICES, shared_row, transposed);
 }
 
 __forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
     emulated_copy_async(shared, global, 16, valid ? 16 : 0);
 }
-__forceinline__ void copy_async_commit() {
-    emulated_copy_async_commit();
-}
-__forceinline__ void copy_async_wait(int pending) {
-    emulated_copy_async_wait(pending);
-}
+__forceinline__ void copy_async_commit() { emulated_copy_async_commit(); }
+__forceinline__ void copy_async_wait(int pending) { emulated_copy_async_wait(pending); }
+
+// Barriers 1 to 15, of `threads` threads in whole warps.
+__forceinline__ void named_barrier_sync(int barrier, int threads) { emulated_named_barrier(barrier, threads, true); }
+__forceinline__ void named_barrier_arrive(int barrier, int threads) { emulated_named_barrier(barrier, threads, false); }
 
 }  // namespace emulated

@@ -2,6 +2,8 @@
 // return address names the source line. Operands go by address: the runtime reads those of all lanes at once.
 #pragma once
 
+#include "vector_types.h"
+
 enum EmulatedAtomic {
     kAtomicExchange,
     kAtomicCompareAndSwap,
@@ -28,7 +30,8 @@ void emulated_block_barrier(const char* file, int line);
 int emulated_block_count(bool predicate, const char* file, int line);  // of the threads where it holds
 void emulated_named_barrier(int barrier, int threads, bool wait);
 void emulated_warp_barrier(unsigned mask);
-unsigned long long emulated_shuffle(EmulatedShuffle mode, unsigned mask, unsigned long long value, int operand, int width);
+unsigned long long emulated_shuffle(EmulatedShuffle mode, unsigned mask, unsigned long long value, int operand,
+                                    int width);
 unsigned emulated_vote(EmulatedVote mode, unsigned mask, long long value);
 
 void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32);

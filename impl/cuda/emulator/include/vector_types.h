@@ -4,15 +4,15 @@
 
 #include "keywords.h"
 
-#define EMULATED_VECTOR2(name, type, alignment)                                                      \
-    struct __align__(alignment) name {                                                               \
-        type x, y;                                                                                   \
-    };                                                                                               \
+#define EMULATED_VECTOR2(name, type, alignment) \
+    struct __align__(alignment) name {          \
+        type x, y;                              \
+    };                                          \
     __forceinline__ name make_##name(type x, type y) { return {x, y}; }
-#define EMULATED_VECTOR4(name, type, alignment)                                                      \
-    struct __align__(alignment) name {                                                               \
-        type x, y, z, w;                                                                             \
-    };                                                                                               \
+#define EMULATED_VECTOR4(name, type, alignment) \
+    struct __align__(alignment) name {          \
+        type x, y, z, w;                        \
+    };                                          \
     __forceinline__ name make_##name(type x, type y, type z, type w) { return {x, y, z, w}; }
 
 EMULATED_VECTOR2(short2, short, 4)

@@ -1,9 +1,8 @@
 // Atomic operations on shared and global memory; blocks run at the same time, so they are the processor's.
 #include "../include/conversions.h"
+#include "../include/runtime_calls.h"
 #include "../include/vector_types.h"
 #include "block.h"
-
-#include "../include/runtime_calls.h"
 
 namespace {
 
@@ -22,14 +21,22 @@ Word update(void* pointer, const void* code, Next next) {
 template <class Word>
 Word integer_operation(EmulatedAtomic operation, Word old, Word operand, Word compare) {
     switch (operation) {
-        case kAtomicExchange: return operand;
-        case kAtomicCompareAndSwap: return old == compare ? operand : old;
-        case kAtomicAdd: return old + operand;
-        case kAtomicMin: return operand < old ? operand : old;
-        case kAtomicMax: return operand > old ? operand : old;
-        case kAtomicAnd: return old & operand;
-        case kAtomicOr: return old | operand;
-        case kAtomicXor: return old ^ operand;
+        case kAtomicExchange:
+            return operand;
+        case kAtomicCompareAndSwap:
+            return old == compare ? operand : old;
+        case kAtomicAdd:
+            return old + operand;
+        case kAtomicMin:
+            return operand < old ? operand : old;
+        case kAtomicMax:
+            return operand > old ? operand : old;
+        case kAtomicAnd:
+            return old & operand;
+        case kAtomicOr:
+            return old | operand;
+        case kAtomicXor:
+            return old ^ operand;
     }
     __builtin_unreachable();
 }
@@ -43,9 +50,8 @@ unsigned short add_halves(unsigned short a, unsigned short b) {
 extern "C" {
 
 unsigned emulated_atomic_unsigned(EmulatedAtomic operation, void* address, unsigned operand, unsigned compare) {
-    return update<unsigned>(address, __builtin_return_address(0), [&](unsigned old) {
-        return integer_operation(operation, old, operand, compare);
-    });
+    return update<unsigned>(address, __builtin_return_address(0),
+                            [&](unsigned old) { return integer_operation(operation, old, operand, compare); });
 }
 
 int emulated_atomic_int(EmulatedAtomic operation, void* address, int operand, int compare) {

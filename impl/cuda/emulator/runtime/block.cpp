@@ -137,7 +137,8 @@ void Block::barrier(bool predicate, const char* file, int line, const void* code
         barrier_line_ = line;
         barrier_code_ = code;
     } else if (line != barrier_line_ || std::strcmp(file, barrier_file_) != 0) {
-        fail(code, "divergence at a barrier: other threads of the block wait at the one of @%zx", code_offset(barrier_code_));
+        fail(code, "divergence at a barrier: other threads of the block wait at the one of @%zx",
+             code_offset(barrier_code_));
     }
     ++at_barrier_;
     predicates += predicate;

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "../include/vector_types.h"
-#include "fiber.h"
 #include "barriers.h"
 #include "counters.h"
+#include "fiber.h"
 #include "launch.h"
 #include "memory.h"
 #include "races.h"
@@ -44,8 +44,8 @@ struct Thread {
     Warp* warp;
     Block* block;
     bool exited;
-    const char* waiting_for;   // nullptr while it can run
-    const void* waiting_code;  // the return address of what it waits in
+    const char* waiting_for;                            // nullptr while it can run
+    const void* waiting_code;                           // the return address of what it waits in
     std::vector<std::vector<PendingCopy>> copy_groups;  // oldest first; the last one is still open
     std::vector<Access> accesses;                       // since the warp last met
 };
@@ -55,10 +55,10 @@ struct Block {
     void run(uint3 index);  // returns when all threads have exited or one has failed
 
     void make_ready(Thread* thread);
-    void make_ready(Warp& warp, unsigned lanes);         // in shuffled order
-    void make_all_ready();                               // likewise
-    void wait(const char* what, const void* code);       // until made ready
-    void exit();                                         // of the current thread
+    void make_ready(Warp& warp, unsigned lanes);    // in shuffled order
+    void make_all_ready();                          // likewise
+    void wait(const char* what, const void* code);  // until made ready
+    void exit();                                    // of the current thread
     void barrier(bool predicate, const char* file, int line, const void* code);
     [[noreturn]] void leave();
 
@@ -92,9 +92,7 @@ private:
 };
 
 // The thread whose stack this call is on.
-inline Thread* current_thread() {
-    return static_cast<Thread*>(StackArena::owner_of(__builtin_frame_address(0)));
-}
+inline Thread* current_thread() { return static_cast<Thread*>(StackArena::owner_of(__builtin_frame_address(0))); }
 
 // Records the first fault of the launch and leaves the block for good.
 [[noreturn]] void fail(const void* code, const char* format, ...) __attribute__((format(printf, 2, 3)));

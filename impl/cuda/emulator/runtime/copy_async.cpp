@@ -1,10 +1,9 @@
 // cp.async: the bytes arrive when their thread waits for their group, as late as hardware may deliver them.
 #include <cstring>
 
+#include "../include/runtime_calls.h"
 #include "../include/vector_types.h"
 #include "block.h"
-
-#include "../include/runtime_calls.h"
 
 #define CALLER __builtin_return_address(0)
 

@@ -85,7 +85,8 @@ void Counters::gather(const Warp& warp) {
             const auto& log = warp.threads[lane].accesses;
             if (next[lane] == log.size()) continue;
             const Access& mine = log[next[lane]];
-            if (mine.code != first->code || mine.instruction != first->instruction || mine.space != first->space) continue;
+            if (mine.code != first->code || mine.instruction != first->instruction || mine.space != first->space)
+                continue;
             lanes[lane] = &mine;
             ++next[lane];
         }

@@ -66,7 +66,7 @@ emulated_switch_stack:
 constexpr int kReturnWord = 11;  // x30
 constexpr int kFrameWords = 20;
 #else
-#error "fibers need a context switch for this processor: see fiber.cpp"
+#    error "fibers need a context switch for this processor: see fiber.cpp"
 #endif
 
 void* prepare_stack(char* top, void (*entry)()) {

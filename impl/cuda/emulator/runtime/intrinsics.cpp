@@ -1,8 +1,7 @@
 // Built-in variables, barriers, shuffles, votes and atomics.
+#include "../include/runtime_calls.h"
 #include "block.h"
 #include "warp.h"
-
-#include "../include/runtime_calls.h"
 
 #define CALLER __builtin_return_address(0)
 
@@ -69,10 +68,14 @@ struct Shuffle : Collective {
 int source_lane(const Shuffle& shuffle, int lane) {
     const int first = lane & -shuffle.width, last = first + shuffle.width - 1;
     switch (shuffle.mode) {
-        case kShuffleIndex: return first + (shuffle.operand & (shuffle.width - 1));
-        case kShuffleUp: return lane - shuffle.operand < first ? lane : lane - shuffle.operand;
-        case kShuffleDown: return lane + shuffle.operand > last ? lane : lane + shuffle.operand;
-        case kShuffleXor: return (lane ^ shuffle.operand) > last ? lane : lane ^ shuffle.operand;
+        case kShuffleIndex:
+            return first + (shuffle.operand & (shuffle.width - 1));
+        case kShuffleUp:
+            return lane - shuffle.operand < first ? lane : lane - shuffle.operand;
+        case kShuffleDown:
+            return lane + shuffle.operand > last ? lane : lane + shuffle.operand;
+        case kShuffleXor:
+            return (lane ^ shuffle.operand) > last ? lane : lane ^ shuffle.operand;
     }
     __builtin_unreachable();
 }
@@ -96,9 +99,12 @@ struct Vote : Collective {
 
 long long combine(EmulatedVote mode, long long a, long long b) {
     switch (mode) {
-        case kReduceAdd: return a + b;
-        case kReduceMin: return a < b ? a : b;
-        default: return a > b ? a : b;
+        case kReduceAdd:
+            return a + b;
+        case kReduceMin:
+            return a < b ? a : b;
+        default:
+            return a > b ? a : b;
     }
 }
 

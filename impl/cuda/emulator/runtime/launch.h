@@ -24,9 +24,9 @@ struct Fault {
 struct CounterRow {
     std::uint64_t code_offset = 0;
     const char* instruction = nullptr;
-    std::uint64_t bytes = 0;         // of memory per lane
-    std::uint64_t instructions = 0;  // executed by warps
-    std::uint64_t wavefronts = 0;    // of shared memory
+    std::uint64_t bytes = 0;             // of memory per lane
+    std::uint64_t instructions = 0;      // executed by warps
+    std::uint64_t wavefronts = 0;        // of shared memory
     std::uint64_t ideal_wavefronts = 0;  // without bank conflicts
     std::uint64_t sectors = 0;           // of 32 bytes, of global memory
     std::uint64_t ideal_sectors = 0;     // if the lanes' bytes were adjacent

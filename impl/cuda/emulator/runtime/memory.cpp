@@ -47,9 +47,7 @@ const char* name(Action action) {
 
 }  // namespace
 
-std::uint64_t code_offset(const void* code) {
-    return code ? reinterpret_cast<std::uintptr_t>(code) - image().base : 0;
-}
+std::uint64_t code_offset(const void* code) { return code ? reinterpret_cast<std::uintptr_t>(code) - image().base : 0; }
 
 Memory::Memory(const Launch& launch) : launch_(launch) {
     window_ = reinterpret_cast<std::uintptr_t>(shared_memory) - launch.shared_symbol_offset;
@@ -98,8 +96,8 @@ Space Memory::access(std::uintptr_t address, unsigned bytes, Action action, cons
     Thread& self = *current_thread();
     if (space == Space::kShared) {
         check_state(address, bytes, action, code);
-        self.block->races.access(self.id, address - window_, bytes, action != Action::kRead,
-                                 action == Action::kAtomic, code);
+        self.block->races.access(self.id, address - window_, bytes, action != Action::kRead, action == Action::kAtomic,
+                                 code);
     }
     static const char* const kNames[2][2] = {{"ld.global", "st.global"}, {"ld.shared", "st.shared"}};
     if (!instruction) instruction = kNames[space == Space::kShared][action == Action::kWrite];
@@ -111,8 +109,8 @@ void Memory::check_state(std::uintptr_t address, unsigned bytes, Action action, 
     std::uint8_t* state = &states_[address - window_];
     for (unsigned i = 0; i < bytes; ++i) {
         if (state[i] == kInFlight)
-            fail(code, "%s of %u bytes at shared byte %zu, where a cp.async has not been waited for",
-                 name(action), bytes, static_cast<std::size_t>(address - window_ + i));
+            fail(code, "%s of %u bytes at shared byte %zu, where a cp.async has not been waited for", name(action),
+                 bytes, static_cast<std::size_t>(address - window_ + i));
         if (action != Action::kWrite && state[i] == kNeverWritten)
             fail(code, "%s of %u bytes at shared byte %zu, which was never written", name(action), bytes,
                  static_cast<std::size_t>(address - window_ + i));

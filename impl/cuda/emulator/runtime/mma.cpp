@@ -128,7 +128,8 @@ void run_load_matrix(Collective* const* waiting, unsigned) {
 
 }  // namespace
 
-extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32) {
+extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row,
+                                    bool f32) {
     static const char* const kNames[2][2][2] = {
         {{"mma.m8n8k4.row.col.f16", "mma.m8n8k4.row.row.f16"}, {"mma.m8n8k4.col.col.f16", "mma.m8n8k4.col.row.f16"}},
         {{"mma.m8n8k4.row.col.f32", "mma.m8n8k4.row.row.f32"}, {"mma.m8n8k4.col.col.f32", "mma.m8n8k4.col.row.f32"}}};
@@ -138,7 +139,13 @@ extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* 
 
 extern "C" void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b) {
     const char* name = k == 16 ? "mma.m16n8k16" : "mma.m16n8k8";
-    Mma mma{{name, kAllLanes, CALLER, k == 16 ? run_m16n8<16> : run_m16n8<8>, true}, d, a, b, false, false, type != 2,
+    Mma mma{{name, kAllLanes, CALLER, k == 16 ? run_m16n8<16> : run_m16n8<8>, true},
+            d,
+            a,
+            b,
+            false,
+            false,
+            type != 2,
             type == 1};
     meet(mma);
 }
@@ -154,7 +161,10 @@ extern "C" void emulated_load_matrix(unsigned* fragment, int matrices, const voi
         if (self->block->memory.access(address, 16, Action::kRead, CALLER, name) != Space::kShared)
             fail(CALLER, "%s: a row is not in shared memory", name);
     }
-    LoadMatrix load{{name, kAllLanes, CALLER, run_load_matrix, true, true}, fragment, matrices,
-                    static_cast<const char*>(shared_row), transposed};
+    LoadMatrix load{{name, kAllLanes, CALLER, run_load_matrix, true, true},
+                    fragment,
+                    matrices,
+                    static_cast<const char*>(shared_row),
+                    transposed};
     meet(load);
 }
