@@ -16,6 +16,8 @@ from torch import Tensor
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 MMA_DEPTH = 4  # products that one mma.m8n8k4 sums before it rounds
+FP16_SUM_OF_SCORES = 16  # products that the Volta kernel sums in fp16 before it adds the sum in float32
+FP16_SUM_OF_VALUES = 32
 
 
 def attention_forward(
@@ -48,7 +50,7 @@ def _forward_rows(
         if accumulate == "fp16":
             # The power of two in the scale goes into Q: exact, and the scores keep clear of overflow.
             power = 2.0 ** math.floor(math.log2(softmax_scale))
-            scores = _matmul_fp16(q_rows * power, k[..., keys, :].mT).to(work) * (softmax_scale / power)
+            scores = _matmul_fp16(q_rows * power, k[..., keys, :].mT, FP16_SUM_OF_SCORES) * (softmax_scale / power)
         else:
             scores = q_rows.to(work) @ k[..., keys, :].mT.to(work) * softmax_scale
         scores = _mask(scores, rows, keys, q, k, causal)
@@ -60,7 +62,7 @@ def _forward_rows(
         row_sum = row_sum * correction + p.sum(-1)
         row_max = new_max
         p, v_keys = p.to(q.dtype), v[..., keys, :]
-        product = _matmul_fp16(p, v_keys).to(work) if accumulate == "fp16" else p.to(work) @ v_keys.to(work)
+        product = _matmul_fp16(p, v_keys, FP16_SUM_OF_VALUES) if accumulate == "fp16" else p.to(work) @ v_keys.to(work)
         total = total * correction[..., None] + product
     out = total / row_sum.masked_fill(row_sum == 0, 1)[..., None]
     return out.to(q.dtype), row_max + row_sum.log()
@@ -119,9 +121,13 @@ def _mask(scores: Tensor, rows: slice, keys: slice, q: Tensor, k: Tensor, causal
     return scores.masked_fill(torch.arange(keys.start, keys.stop, device=q.device) > last_visible, -math.inf)
 
 
-def _matmul_fp16(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b with the running sum rounded to fp16 after every MMA_DEPTH products."""
-    total = torch.zeros((), dtype=torch.float16, device=a.device)
-    for depth in _blocks(a.shape[-1], MMA_DEPTH):
-        total = (total.float() + a[..., depth].float() @ b[..., depth, :].float()).half()
+def _matmul_fp16(a: Tensor, b: Tensor, length: int) -> Tensor:
+    """a @ b in float32 of sums in fp16: of `length` products each, rounded after every MMA_DEPTH of them."""
+    total = torch.zeros((), device=a.device)
+    for terms in _blocks(a.shape[-1], length):
+        a_terms, b_terms = a[..., terms].float(), b[..., terms, :].float()
+        partial = torch.zeros((), device=a.device)
+        for depth in _blocks(a_terms.shape[-1], MMA_DEPTH):
+            partial = (partial + a_terms[..., depth] @ b_terms[..., depth, :]).half().float()
+        total = total + partial
     return total
