@@ -49,7 +49,9 @@ def prepare_flex(params: AttentionParams, inputs: Tensors, mask_mod: Callable[..
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped)
 
-    run = attention_call(forward, inputs)
-    run()  # compiles
+    # A compiled backward may reuse its saved tensors as scratch, and would then refuse to run a second time.
+    with torch._functorch.config.patch(donated_buffer=False):
+        run = attention_call(forward, inputs)
+        run()  # compiles
     tuning = {} if block_mask is None else {"block_mask": BLOCK, "kept_share": 1 - block_mask.sparsity() / 100}
     return Prepared(run, backend="library", tuning=tuning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from baselines._attention import SHARED, below, missing, seqlen_before_heads
+from baselines._attention import SHARED, missing, seqlen_before_heads
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
@@ -33,7 +33,9 @@ class FlashAttn3(Contender):
             return f"the wheel has no {params.dtype}; use a bfloat16 case"
         if params.head_dim % 8 or params.head_dim > 256:
             return f"head_dim {params.head_dim} is no multiple of 8 up to 256; use sdpa_flash"
-        return below(target, (9, 0), "FlashAttention-3", "sdpa_flash")
+        if target.capability[0] != 9:
+            return f"runs on Hopper (compute capability 9.0) only, {target.name} is another; use sdpa_flash"
+        return None
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
         from fa3_fwd_interface import flash_attn_func

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from baselines._attention import SHARED, below
-from harness.contender import Contender, Prepared, Target
+from harness.contender import Contender, Prepared, Target, Unsupported
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
@@ -51,8 +53,27 @@ class Sdpa(Contender):
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
+        run = _first_call(lambda: attention_call(forward, inputs))
         note = None if target.is_cuda else "PyTorch's CPU implementation of this backend"
-        return Prepared(attention_call(forward, inputs), backend="library", note=note)
+        return Prepared(run, backend="library", note=note)
+
+
+def _first_call(make: Callable[[], Callable[[], dict[str, Tensor]]]) -> Callable[[], dict[str, Tensor]]:
+    """Make the call and do it once: cuDNN plans at its first. PyTorch's refusal, whose reason is in its warnings,
+    becomes Unsupported."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            run = make()
+            run()
+        except RuntimeError as error:
+            if not str(error).startswith(("No available kernel", "No viable backend")):
+                raise
+            # One warning introduces a backend, the next says why it is refused; the others name disabled backends.
+            reasons = [str(w.message).split(" (Triggered")[0] for w in caught]
+            told = [r for r in reasons if "not used because" not in r and "disabled" not in r]
+            raise Unsupported(f"PyTorch refuses it: {' '.join(told) or error}; use sdpa_math") from error
+    return run
 
 
 def _half_only(params: AttentionParams) -> str | None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from harness.contender import ROOT, Target, discover
+from harness.contender import ROOT, Target, Unsupported, discover
 from harness.ops import OPS
 from tests.baselines.gating import CASES, CPU, inputs_of, judge, through_the_gate
 
@@ -137,12 +137,16 @@ def test_runs_right_on_the_gpu_or_says_why_not(op, name, gpu):
         if refusal:
             assert advises(op, refusal[1]), refusal
             continue
-        ran += 1
         try:
             _, verdict = through_the_gate(contender, params, gpu)
+        except Unsupported as refused:
+            if not advises(op, str(refused)):
+                failures.append(f"{params.slug()}: no advice in: {refused}")
+            continue
         except Exception as error:
             failures.append(f"{params.slug()}: {type(error).__name__}: {error}")
             continue
+        ran += 1
         if not verdict.passed and name not in MAY_BE_INCORRECT:
             failures.append(f"{params.slug()}: {verdict.reason}")
     assert not failures, "\n".join(failures)
@@ -161,7 +165,10 @@ def test_replays_in_a_graph_when_it_says_so(op, name, gpu):
         stream.wait_stream(torch.cuda.current_stream())
         inputs = inputs_of(op, params, "cuda")
         with torch.cuda.stream(stream):
-            prepared = contender.prepare(params, inputs, gpu)
+            try:
+                prepared = contender.prepare(params, inputs, gpu)
+            except Unsupported:
+                continue
             if not prepared.graphable:
                 continue
             prepared.run()
