@@ -8,8 +8,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from harness.config import Config, load_config
+from harness.config import load_config
 from harness.errors import MachineError
+from harness.store import pending
 
 PLACES = {
     "report.zip": "the report: unpack it and open report.html",
@@ -34,7 +35,7 @@ def print_summary(path: str | Path) -> None:
         console.print("[bold]Could not run[/bold]")
         for line in reasons:
             console.print(f"  {line}", soft_wrap=True, markup=False)
-    if lacking := missing_rows(config, records):
+    if lacking := sum(len(pending(config, name)) for name in config.panel_names()):
         console.print(f"[bold]{lacking} rows are not measured yet[/bold]: run again to add them")
     console.print("[bold]Where to look[/bold]")
     for name, what in PLACES.items():
@@ -65,15 +66,3 @@ def not_measured(records: pd.DataFrame) -> list[str]:
         contenders = ", ".join(rows.contender.unique())
         lines.append(f"{status}: {contenders} ({len(rows)} rows): {reason}")
     return sorted(lines)
-
-
-def missing_rows(config: Config, records: pd.DataFrame) -> int:
-    """Planned (case, contender) rows that have no record."""
-    planned = {
-        (case.experiment, case.panel, case.id, contender)
-        for name in config.panel_names()
-        for case, contender in config.rows(name)
-    }
-    return len(
-        planned - set(records[["experiment", "panel", "case_id", "contender"]].itertuples(index=False, name=None))
-    )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
+from harness.budget import start_budget
 from harness.config import Config, parse_config
 from harness.contender import ROOT, hash_sources
 from harness.errors import MachineError
 from harness.machine import check_machine, config_for_machine
-from harness.store import latest, records_path
+from harness.store import pending
 
 LOCKS = Path(".snakemake/locks")
 _held: list[IO[str]] = []  # keeps the lock of `claim_run` until the process ends
@@ -29,12 +31,11 @@ def resolve_config(given: Mapping[str, Any], source: str | None) -> Config:
 
 
 def open_run(config: Config) -> Path:
-    """Write the run's config where the commands read it, and make Snakemake see what an interrupted run lacks.
+    """Write what the rules read: the run's config, and for each panel the rows that it lacks.
 
     Returns results/<run>/config.yaml, rewritten only when its content changed. Unless another process is at
-    work on the run, Snakemake's locks of a killed one are cleared, and the tables of panels that lack records
-    are removed: they are derived, and their absence is what makes Snakemake measure the rest.
-    Raises MachineError where the folder cannot be written.
+    work on the run, Snakemake's locks of a killed one are cleared, and panels that lack rows get a new list of
+    them, which is what makes Snakemake measure the rest. Raises MachineError where the folder cannot be written.
     """
     path = config.results / "config.yaml"
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
@@ -45,31 +46,10 @@ def open_run(config: Config) -> Path:
         if not is_claimed(config):
             _clear_stale_locks(config.results)
             for name in config.panel_names():
-                if not is_complete(config, name):
-                    panel_table(config, name).unlink(missing_ok=True)
+                _write_todo(config, name)
     except OSError as error:
         raise MachineError(f"{error.filename or config.results}: {error.strerror}; results are written there") from None
     return path
-
-
-def is_complete(config: Config, name: str) -> bool:
-    """Whether panel `experiment/panel` has a record, of today's code, for every row that it must leave."""
-    op = config.experiments[name.partition("/")[0]].op
-    contenders = config.contenders(op)
-    found = latest(records_path(config, name))
-    for case, contender in config.rows(name):
-        record = found.get((case.experiment, case.panel, case.id, contender))
-        if record is None or record.code_hash != contenders[contender].code_hash():
-            return False
-    return True
-
-
-def panel_code(config: Config, name: str) -> dict[str, str]:
-    """Code hash of each contender of the panel: a change is a reason to measure again."""
-    experiment, _, panel = name.partition("/")
-    contenders = config.contenders(config.experiments[experiment].op)
-    used = config.panel_contenders(experiment, config.panel(experiment, panel))
-    return {contender: contenders[contender].code_hash() for contender in used}
 
 
 def kernel_hash() -> str:
@@ -77,13 +57,28 @@ def kernel_hash() -> str:
     return hash_sources([ROOT / "impl"])
 
 
-def panel_table(config: Config, name: str) -> Path:
-    """The declared output of a panel's measure job; `name` is `experiment/panel`."""
-    return config.results / "panels" / f"{name}.parquet"
+def todo_file(config: Config, name: str) -> Path:
+    """The rows that panel `experiment/panel` lacks: the input of its measure job."""
+    return config.results / "todo" / f"{name}.txt"
+
+
+def _write_todo(config: Config, name: str) -> None:
+    """New content, by its time, whenever rows lack: also when the last attempt ended with the same ones lacking.
+
+    A whole panel's list stays as it is, and is made older than its table where there is none (a fresh clone).
+    """
+    path = todo_file(config, name)
+    lacking = [f"{case.id} {contender}\n" for case, contender in pending(config, name)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if lacking:
+        path.write_text(f"# {datetime.now(UTC).isoformat()}\n" + "".join(lacking))
+    elif not path.exists():
+        path.touch()
+        os.utime(path, (0, 0))
 
 
 def claim_run(config: Config, local: bool) -> None:
-    """Take the run for this process, before its first job; `local` says that jobs run on this machine.
+    """Take the run for this process, before its first job, and start its time budget; `local`: jobs run here.
 
     Raises MachineError when the machine is not the config's, or another process has the run.
     """
@@ -95,6 +90,7 @@ def claim_run(config: Config, local: bool) -> None:
     except BlockingIOError:
         lock.seek(0)
         raise MachineError(f"{config.results}: process {lock.read()} is at work on this run; wait for it") from None
+    start_budget(config)
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -14,7 +14,7 @@ from harness.contender import ROOT
 from harness.errors import ConfigError, MachineError
 from harness.records import Record
 from harness.store import Store, records_path
-from harness.workflow import claim_run, is_claimed, is_complete, open_run, panel_table, resolve_config
+from harness.workflow import claim_run, is_claimed, open_run, resolve_config, todo_file
 
 RAW = {
     "run": "tiny",
@@ -44,13 +44,6 @@ def leave_records(config: Config, count: int, **changes) -> None:
             code_hash = config.contenders("spmm")[contender].code_hash()
             fields = {"experiment": case.experiment, "panel": case.panel, "case_id": case.id, "contender": contender}
             store.append(Record(**{**fields, "op": "spmm", "code_hash": code_hash, **changes}), [])
-
-
-def leave_table(config: Config):
-    table = panel_table(config, "spmm/small")
-    table.parent.mkdir(parents=True)
-    table.write_bytes(b"derived")
-    return table
 
 
 def test_given_config_is_taken_whole_and_keys_go_over_the_machines(monkeypatch):
@@ -96,25 +89,44 @@ def test_a_full_disk_is_one_line(config, monkeypatch):
         open_run(config)
 
 
-def test_a_partial_panel_loses_its_table_and_no_record(config):
-    table = leave_table(config)
+def todo(config: Config) -> list[tuple[str, str]]:
+    lines = todo_file(config, "spmm/small").read_text().splitlines()
+    return [tuple(line.split(" ")) for line in lines if not line.startswith("#")]
+
+
+def test_what_a_panel_lacks_is_listed_anew_each_time(config):
+    rows = [(case.id, contender) for case, contender in config.rows("spmm/small")]
+    open_run(config)
+    assert todo(config) == rows
     leave_records(config, 3)
     before = records_path(config, "spmm/small").read_bytes()
     open_run(config)
-    assert not table.exists()
+    assert todo(config) == rows[3:]
+    text = todo_file(config, "spmm/small").read_text()
+    open_run(config)
+    assert todo_file(config, "spmm/small").read_text() != text
     assert records_path(config, "spmm/small").read_bytes() == before
 
 
-def test_a_whole_panel_keeps_its_table(config):
-    table = leave_table(config)
+def test_the_list_of_a_whole_panel_stays_as_it_is(config):
+    open_run(config)
+    leave_records(config, 4)
+    text = todo_file(config, "spmm/small").read_text()
+    open_run(config)
+    assert todo_file(config, "spmm/small").read_text() == text
+
+
+def test_a_whole_panel_without_a_list_gets_one_older_than_any_table(config):
     leave_records(config, 4)
     open_run(config)
-    assert table.read_bytes() == b"derived"
+    assert todo(config) == []
+    assert todo_file(config, "spmm/small").stat().st_mtime == 0
 
 
-def test_records_of_other_code_do_not_count(config):
+def test_a_panel_of_other_code_is_measured_again(config):
     leave_records(config, 4, code_hash="of yesterday")
-    assert not is_complete(config, "spmm/small")
+    open_run(config)
+    assert len(todo(config)) == 4
 
 
 def test_stale_locks_of_this_run_are_cleared_and_others_kept(config, tmp_path):
@@ -143,12 +155,12 @@ def other_process(config):
 
 def test_a_run_at_work_is_left_alone_until_it_dies(config, tmp_path, other_process):
     assert is_claimed(config)
-    table = leave_table(config)
+    listed = todo_file(config, "spmm/small").read_text()
     lock = tmp_path / ".snakemake/locks/0.output.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("results/tiny/records.parquet\n")
     open_run(config)
-    assert table.exists()
+    assert todo_file(config, "spmm/small").read_text() == listed
     assert lock.exists()
     with pytest.raises(MachineError, match=f"process {other_process.pid} is at work on this run"):
         claim_run(config, local=True)
@@ -157,7 +169,7 @@ def test_a_run_at_work_is_left_alone_until_it_dies(config, tmp_path, other_proce
     other_process.wait()
     assert not is_claimed(config)
     open_run(config)
-    assert not table.exists()
+    assert todo_file(config, "spmm/small").read_text() != listed
     assert not lock.exists()
 
 

@@ -6,7 +6,8 @@ HEADLINE = [
 rule measure:
     input:
         config=CONFIG_FILE,
-        resources=rules.build.output,
+        resources=ancient(rules.build.output),
+        todo=f"{RESULTS}/todo/{{panel}}.txt",
     output:
         f"{RESULTS}/panels/{{panel}}.parquet",
     log:
@@ -17,8 +18,6 @@ rule measure:
         ENVIRONMENT
     resources:
         gpu=1,
-    params:
-        code=lambda wildcards: run.panel_code(CONFIG, wildcards.panel),
     message:
         "measuring {wildcards.panel}"
     shell:
@@ -35,7 +34,7 @@ use rule measure as measure_headline with:
 rule collect:
     input:
         config=CONFIG_FILE,
-        panels=[str(run.panel_table(CONFIG, name)) for name in CONFIG.panel_names()],
+        panels=expand(f"{RESULTS}/panels/{{panel}}.parquet", panel=CONFIG.panel_names()),
     output:
         records=f"{RESULTS}/records.parquet",
         samples=f"{RESULTS}/samples.parquet",

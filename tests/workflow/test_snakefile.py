@@ -1,0 +1,128 @@
+"""Snakemake on small configs: what it takes, refuses, and picks up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.contender import ROOT
+
+TINY = {
+    "run": "tiny",
+    "device": "cpu",
+    "measure": {"warmup_s": 0.0, "min_time_s": 0.001, "max_time_s": 0.01, "rounds": 2, "min_samples": 3},
+    "experiments": {
+        "spmm": {
+            "op": "spmm",
+            "question": "?",
+            "baseline": "cublas",
+            "contenders": ["cublas", "copy"],
+            "panels": [
+                {"name": "small", "title": "Small", "each": {"m": 8, "k": 8, "n": 1, "sparsity": [0.5, 0.75]}},
+                {
+                    "name": "first",
+                    "title": "First",
+                    "headline": True,
+                    "each": {"m": 8, "k": 8, "n": 2, "sparsity": 0.5},
+                },
+            ],
+        }
+    },
+}
+RECORDS = "results/tiny/records.parquet"
+
+
+def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess:
+    """Snakemake in `folder`, as on a machine without a GPU; stdout and stderr together in `stdout`."""
+    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", "1", *options]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, cwd=folder, env=environment, check=False, timeout=300, **both)
+
+
+def tiny(folder: Path, **changes) -> str:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    return str(path)
+
+
+def lines(folder: Path, panel: str) -> list[str]:
+    return (folder / f"results/tiny/records/spmm.{panel}.jsonl").read_text().splitlines()
+
+
+def test_lint_is_clean(tmp_path):
+    ended = snakemake(tmp_path, "--lint")
+    assert ended.returncode == 0, ended.stdout
+
+
+@pytest.mark.parametrize("name", ["v100", "h200"])
+def test_a_gpu_sweep_can_be_looked_at_without_a_gpu(tmp_path, name):
+    ended = snakemake(tmp_path, "-n", "--configfile", str(ROOT / f"config/{name}.yaml"))
+    assert ended.returncode == 0, ended.stdout
+    assert "measuring attention/forward_d64\n" in ended.stdout
+    assert (tmp_path / f"results/{name}/config.yaml").exists()
+
+
+def test_plain_snakemake_without_a_gpu_is_the_smoke_run(tmp_path):
+    ended = snakemake(tmp_path, "-n")
+    assert ended.returncode == 0, ended.stdout
+    assert (tmp_path / "results/smoke/config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"experimentz": 1}, [], "tiny.yaml: unknown key 'experimentz'; known: "),
+        ({}, ["--config", "budget_min=-5"], "tiny.yaml: budget_min: Input should be greater than 0 (got -5)"),
+        ({"device": "cuda"}, [], "device: cuda needs an NVIDIA GPU"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_runs(tmp_path, changes, options, message):
+    ended = snakemake(tmp_path, "--configfile", tiny(tmp_path, **changes), *options)
+    assert ended.returncode == 2, ended.stdout
+    said = [line for line in ended.stdout.splitlines() if line.startswith("voltabench: ")]
+    assert len(said) == 1
+    assert message in said[0]
+    assert "Traceback" not in ended.stdout
+    assert not list(tmp_path.glob("results/tiny/**/*.parquet"))
+
+
+def test_the_command_line_goes_over_the_file(tmp_path):
+    ended = snakemake(tmp_path, "-n", "--configfile", tiny(tmp_path), "--config", "run=mine", "budget_min=7")
+    assert ended.returncode == 0, ended.stdout
+    written = yaml.safe_load((tmp_path / "results/mine/config.yaml").read_text())
+    assert (written["run"], written["budget_min"]) == ("mine", 7)
+
+
+def test_a_run_is_picked_up_where_it_stopped(tmp_path):
+    options = (RECORDS, "--configfile", tiny(tmp_path))
+    ended = snakemake(tmp_path, *options)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.index("measuring spmm/first") < ended.stdout.index("measuring spmm/small")
+    whole = lines(tmp_path, "small")
+    assert len(whole) == 4
+    assert {json.loads(line)["record"]["status"] for line in whole} == {"ok"}
+
+    again = snakemake(tmp_path, *options)
+    assert "Nothing to be done" in again.stdout
+
+    journal = tmp_path / "results/tiny/records/spmm.small.jsonl"
+    journal.write_text("\n".join(whole[:3]) + "\n" + whole[3][:40])  # the last line torn, as by kill -9
+    locks = tmp_path / ".snakemake/locks"
+    locks.mkdir(exist_ok=True)
+    (locks / "0.output.lock").write_text(f"{RECORDS}\n")
+    first = lines(tmp_path, "first")
+
+    resumed = snakemake(tmp_path, *options)
+    assert resumed.returncode == 0, resumed.stdout
+    assert "measuring spmm/small" in resumed.stdout
+    assert "measuring spmm/first" not in resumed.stdout
+    assert lines(tmp_path, "small")[:3] == whole[:3]
+    assert len(lines(tmp_path, "small")) == 4
+    assert lines(tmp_path, "first") == first
