@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +53,7 @@ def available() -> str | None:
     """Why kernels cannot be emulated here, or None when they can."""
     if platform.machine() not in ("x86_64", "aarch64"):
         return f"the emulator has no context switch for {platform.machine()}"
-    missing = [tool for tool in ("g++", "ar", "readelf", "addr2line") if shutil.which(tool) is None]
+    missing = [tool for tool in ("g++", "readelf", "addr2line") if shutil.which(tool) is None]
     return f"the emulator needs {', '.join(missing)} (install g++ 12 or newer and binutils)" if missing else None
 
 
@@ -68,7 +66,7 @@ def compile_kernel(kernel: Kernel) -> Library:
     sources = [*source_closure(kernel.file), *_headers()]
     key = _digest([kernel.entry, kernel.macros, options, _KERNEL_OPTIONS, _compiler()], sources)
     runtime = _runtime(options)
-    path = cache_folder().parent / "emulated" / f"{kernel.entry}-{key}-{runtime.name.removesuffix('.a')}.so"
+    path = _cache() / f"{kernel.entry}-{key}-{runtime.stem}.so"
     if not path.is_file():
         _compile(kernel, options, runtime, path)
     return _describe(path)
@@ -83,8 +81,7 @@ def _compile(kernel: Kernel, options: list[str], runtime: Path, target: Path) ->
         force = ["-include", str(_EMULATED_INCLUDE / "emulated.h")]
         _run(kernel.name, [*options, *_KERNEL_OPTIONS, *macros, *includes, *force, "-S", unit, "-o", assembly])
         assembly.write_text(_with_redzones(assembly.read_text()))
-        whole = ["-Wl,--whole-archive", runtime, "-Wl,--no-whole-archive"]
-        _run(kernel.name, ["-g1", "-shared", "-pthread", assembly, *whole, "-o", library])
+        _run(kernel.name, ["-g1", "-shared", "-pthread", assembly, runtime, "-o", library])
         library.rename(target)
 
 
@@ -100,19 +97,20 @@ def _with_redzones(assembly: str) -> str:
 def _runtime(options: list[str]) -> Path:
     sources = sorted((_HERE / "runtime").iterdir())
     options = [*options, *_RUNTIME_OPTIONS]
-    path = cache_folder().parent / "emulated" / f"{_digest([options, _compiler()], [*sources, *_headers()])}.a"
-    if path.is_file():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        units = {source: Path(folder) / f"{source.stem}.o" for source in sources if source.suffix == ".cpp"}
-        commands = [[*options, "-c", source, "-o", target] for source, target in units.items()]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(functools.partial(_run, "the runtime"), commands))
-        archive = Path(folder) / "runtime.a"
-        subprocess.run(["ar", "rc", archive, *units.values()], check=True)
-        archive.rename(path)
+    path = _cache() / f"{_digest([options, _compiler()], [*sources, *_headers()])}.o"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            unit, compiled = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
+            # As one unit: most of the time goes into the standard headers.
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources if source.suffix == ".cpp"))
+            _run("the emulator's runtime", [*options, "-c", unit, "-o", compiled])
+            compiled.rename(path)
     return path
+
+
+def _cache() -> Path:
+    return cache_folder().parent / "emulated"
 
 
 def _describe(path: Path) -> Library:
