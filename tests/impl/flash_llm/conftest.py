@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
+from impl.cuda import emulator
 from impl.flash_llm.api import flash_llm_spmm
 from impl.flash_llm.formats import TiledCSL
 from impl.flash_llm.kernels import tiled_csl
@@ -38,8 +41,9 @@ def multiply(request):
     if request.param == "reference":
         return lambda w, x, split_k=None: flash_llm_spmm(TiledCSL.from_dense(w), x, split_k)
     if request.param == "emulated":
-        from impl.cuda.emulator import launch
-
+        if reason := emulator.available():
+            pytest.skip(reason)
+        launch = functools.partial(emulator.launch, check_races=True)
         return lambda w, x, split_k=None: _multiply_by(launch, w, x, split_k, sm_count=4)
     from impl.cuda.launch import launch
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matrices import assert_is_product, random_sparse
 
 from impl.flash_llm.api import flash_llm_spmm
 from impl.flash_llm.formats import TiledCSL
+from tests.impl.flash_llm.matrices import assert_is_product, random_sparse
 
 OP = torch.ops.voltabench.flash_llm_spmm
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from matrices import assert_is_product
 
 from harness.contender import Target, discover
 from harness.ops.spmm import SpMM
 from impl.flash_llm.formats import TiledCSL
+from tests.impl.flash_llm.matrices import assert_is_product
 
 CPU = Target("cpu", "CPU")
 CONTENDER = discover()["spmm"]["flash_llm_tiled_csl"]

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from matrices import random_sparse
 
 from impl.flash_llm import formats
 from impl.flash_llm.formats import TiledCSL
+from tests.impl.flash_llm.matrices import random_sparse
 
 SHAPES = [(1, 1), (127, 63), (128, 64), (129, 65), (300, 200), (1, 1000), (1000, 1)]
 
