@@ -1,0 +1,97 @@
+"""Figures of a run.
+
+Each figure is a module here with three functions:
+`table(run, **options)` gives the tidy rows, `nothing(rows, run)` says in words why they hold nothing to draw (or None),
+`plot(rows, run)` draws them and reads nothing else. Captions are workflows/report/<figure>.rst.
+Importing this package does not import matplotlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.contender import ROOT
+from harness.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from harness.figures.run import Run
+
+# figure: its module, and the options of `table`
+FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention_forward": ("attention_throughput", {"direction": "forward"}),
+    "attention_backward": ("attention_throughput", {"direction": "backward"}),
+    "attention_memory": ("attention_memory", {}),
+    "spmm_speedup": ("spmm_speedup", {}),
+    "spmm_layers": ("spmm_layers", {}),
+    "spmm_latency": ("spmm_latency", {}),
+    "spmm_heatmap": ("spmm_heatmap", {}),
+    "block_sparse_speedup": ("block_sparse_speedup", {}),
+    "energy_time": ("energy_time", {}),
+    "error_gate": ("error_gate", {}),
+    "performance_profile": ("performance_profile", {}),
+    "clocks": ("clocks", {}),
+}
+FORMATS = ("pdf", "svg", "png")
+# Nothing that changes from one drawing to the next: no dates, no versions.
+_METADATA = {
+    "pdf": {"Creator": "voltabench", "Producer": None, "CreationDate": None},
+    "svg": {"Creator": "voltabench", "Date": None},
+    "png": {"Software": "voltabench"},
+}
+
+
+def draw(config: str | Path, name: str) -> None:
+    """Write results/<run>/figures/<name>.{pdf,svg,png}, the .csv they were drawn from, and the caption as .txt.
+
+    Two drawings of the same records are equal byte for byte. Raises ConfigError for an unknown figure or a bad
+    config, MachineError when the run has no records.
+    """
+    if name not in FIGURES:
+        raise ConfigError(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
+    from harness.figures.run import Run
+
+    save(Run.open(config), name)
+
+
+def save(run: Run, name: str) -> None:
+    """Draw figure `name` of `run` into its folder."""
+    import matplotlib as mpl
+
+    rows, figure = render(run, name)
+    folder = run.folder / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    caption = " ".join((ROOT / "workflows" / "report" / f"{name}.rst").read_text().split())
+    (folder / f"{name}.txt").write_text(f"{caption} {run.place}.\n")
+    from harness.figures.style import RC
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(RC)
+        figure.get_layout_engine().execute(figure)
+        figure.set_layout_engine("none")  # laid out once, not once per format
+        for suffix in FORMATS:
+            figure.savefig(folder / f"{name}.{suffix}", metadata=_METADATA[suffix])
+
+
+def render(run: Run, name: str) -> tuple[pd.DataFrame, Figure]:
+    """The tidy rows of figure `name`, and the figure drawn from them."""
+    import matplotlib as mpl
+
+    from harness.figures.panels import sentence
+    from harness.figures.style import RC
+
+    module_name, options = FIGURES[name]
+    module = importlib.import_module(f"harness.figures.{module_name}")
+    rows = module.table(run, **options)
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(RC)
+        reason = module.nothing(rows, run)
+        title = module.TITLE.format(**options)
+        return rows, sentence(run, title, reason) if reason else module.plot(rows, run)

@@ -1,0 +1,44 @@
+"""Block-sparse attention: speed-up over the dense baseline by density, with the ideal 1 / density."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line
+from harness.figures.run import Run
+from harness.figures.spmm import nothing, over, without_baseline
+from harness.figures.style import BLACK
+
+__all__ = ["TITLE", "nothing", "plot", "table"]
+TITLE = "Block-sparse attention, speed-up by share of blocks kept"
+FACETS = ["direction", "seqlen_q"]
+VARYING = ["experiment", "head_dim", "num_heads", "batch", "block", "pattern", "softmax", "causal", "dtype"]
+VALUES = ["speedup", "speedup_low", "speedup_high", "cold_median_s"]
+_IDEAL = {"color": BLACK, "linestyle": ":", "linewidth": 1.0}
+
+
+def table(run: Run) -> pd.DataFrame:
+    return run.select("block_sparse_attention", [*FACETS, *VARYING, "density"], VALUES, keep=["baseline"], speed=True)
+
+
+def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    compared = without_baseline(rows)
+    panels = facets(compared, FACETS, VARYING)
+    ylabel = f"speed-up over\n{over(rows, run)}"
+    figure, cells = page(panels, run, TITLE, height=1.7, xlabel="share of blocks kept", ylabel=ylabel)
+    series = drawn(compared, "speedup", run)
+    for ax, group in cells:
+        density = group["density"].drop_duplicates().sort_values()
+        ax.plot(density, 1 / density, **_IDEAL)
+        for place, (contender, look) in enumerate(series.items()):
+            line(ax, group[group["contender"] == contender], "density", "speedup", look, place)
+        reference_line(ax, 1.0)
+        ax.set_xscale("log")
+        ax.set_xticks(density, [f"{d:.2g}" for d in density])
+        ax.set_xticks([], minor=True)
+        ax.margins(x=0.08)
+        log_scale(ax, "y")
+    legend(figure, compared, series, "line", extra=[Line2D([], [], label="ideal: 1 / density", **_IDEAL)])
+    return figure

@@ -1,0 +1,59 @@
+"""Energy against time of one call, on the headline cells, with the Pareto front."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.figures.panels import drawn, legend, log_scale, page, words
+from harness.figures.run import OPS, Run
+from harness.figures.style import GREY
+
+TITLE = "Energy above idle against time, one call (lower left is better)"
+SHAPE = ["direction", "dtype", "head_dim", "causal", "seqlen_q", "batch", "m", "k", "n", "sparsity", "density"]
+VALUES = ["energy_net_j", "energy_j", "power_w", "idle_power_w", "cold_median_s"]
+_NAMED = ["direction", "head_dim", "causal", "seqlen_q", "n", "sparsity", "density"]
+_FRONT = {"color": GREY, "linestyle": "--", "linewidth": 0.8, "zorder": 1}
+
+
+def table(run: Run) -> pd.DataFrame:
+    rows = run.select(OPS, ["op", *SHAPE], VALUES, keep=["energy_quality", "energy_source"], speed=True)
+    measured = set(rows.loc[rows["energy_net_j"].notna(), "case_id"])
+    return rows[rows["case_id"].isin(measured)] if measured else rows
+
+
+def nothing(rows: pd.DataFrame, run: Run) -> str | None:
+    if rows["energy_net_j"].notna().any():
+        return None
+    reasons = rows.loc[rows["status"] == "ok", "energy_quality"].dropna().value_counts()
+    return run.explain(rows, "energy") if reasons.empty else f"no energy: {reasons.index[0]}"
+
+
+def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    panels = [(_name(group.iloc[0]), group) for _, group in rows.groupby(["op", "case_id"], sort=False)]
+    figure, cells = page(panels, run, TITLE, columns=3, xlabel="time, us", ylabel="energy above idle, mJ")
+    series = drawn(rows, "energy_net_j", run)
+    for ax, group in cells:
+        points = group.dropna(subset=["energy_net_j", "cold_median_s"])
+        front = _front(points)
+        ax.plot(front["cold_median_s"] * 1e6, front["energy_net_j"] * 1e3, **_FRONT)
+        for row in points.itertuples():
+            ax.plot(row.cold_median_s * 1e6, row.energy_net_j * 1e3, **{**series[row.contender].point, "markersize": 5})
+        ax.margins(0.12)
+        log_scale(ax, "x", decades=1.2)
+        log_scale(ax, "y")
+    legend(figure, rows, series, "point", extra=[Line2D([], [], label="Pareto front", **_FRONT)])
+    return figure
+
+
+def _front(points: pd.DataFrame) -> pd.DataFrame:
+    """The points that no other beats in both time and energy."""
+    ordered = points.sort_values(["cold_median_s", "energy_net_j"])
+    return ordered[ordered["energy_net_j"] <= ordered["energy_net_j"].cummin()]
+
+
+def _name(row: pd.Series) -> str:
+    shape = f"{row['m']:.0f}x{row['k']:.0f}" if pd.notna(row["m"]) else ""
+    given = [shape, *(words(column, row[column]) for column in _NAMED)]
+    return f"{words('op', row['op'])}\n{', '.join(filter(None, given))}"

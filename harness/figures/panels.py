@@ -1,0 +1,206 @@
+"""Shared parts of figures: a page of panels, grouped bars, words where a value is missing, legends."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from harness.figures.run import Run
+from harness.figures.style import BLACK, COLUMN, PAGE, VERMILLION, Look
+
+Panels = list[tuple[str, pd.DataFrame]]  # title, rows
+MOST_PANELS = 12
+TITLE_HEIGHT, FOOT, LEGEND_LINE = 0.35, 0.13, 0.152  # inches
+OPEN = {"linestyle": "", "marker": "o", "markerfacecolor": "none", "markeredgecolor": BLACK, "markersize": 3.5}
+_FORMATS = {
+    "head_dim": "D={:.0f}",
+    "seqlen_q": "S={:.0f}",
+    "n": "N={:.0f}",
+    "block": "block {:.0f}",
+    "sparsity": "{:.4g} % zeros",
+    "density": "{:.2g} kept",
+    "batch": "B={:.0f}",
+    "num_heads": "H={:.0f}",
+}
+_OPS = {"block_sparse_attention": "block-sparse"}
+
+
+def words(column: str, value: Any) -> str:
+    """`value` of a record column as a reader wants it: "D=64", "causal", "80 % zeros"; nothing for a null."""
+    if pd.isna(value):
+        return ""
+    if column == "causal":
+        return "causal" if value else "full"
+    if column == "op":
+        return _OPS.get(value, value)
+    return _FORMATS.get(column, "{}").format(value * 100 if column == "sparsity" else value)
+
+
+def facets(rows: pd.DataFrame, always: Sequence[str], varying: Sequence[str] = ()) -> Panels:
+    """Split rows into panels by the columns `always`, and by those of `varying` that have several values."""
+    by = [*always, *(c for c in varying if rows[c].nunique(dropna=False) > 1)]
+    groups = rows.groupby(by, dropna=False, observed=True, sort=True)
+    return [(", ".join(filter(None, map(words, by, key))), group) for key, group in groups]
+
+
+def page(
+    panels: Panels, run: Run, title: str, *, columns: int = 2, height: float = 1.6, xlabel: str = "", ylabel: str = ""
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """A figure of panels, each `height` inches high, with their rows; one panel takes a column's width, more a page's.
+
+    The axis labels are written at the lower and left edge. The title says so when the run is a CPU's, and when there
+    are more panels than fit.
+    """
+    if len(panels) > MOST_PANELS:
+        title = f"{title}; {MOST_PANELS} of {len(panels)} panels, the others are in the CSV"
+        panels = panels[:MOST_PANELS]
+    columns = min(columns, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(PAGE if columns > 1 else COLUMN, lines * height + TITLE_HEIGHT), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for spare in axes[len(panels) :]:
+        spare.remove()
+    for place, (ax, (name, _)) in enumerate(zip(axes, panels, strict=False)):
+        ax.set_title(name)
+        ax.set_xlabel(xlabel if place + columns >= len(panels) else "")
+        ax.set_ylabel(ylabel if place % columns == 0 else "")
+    sign(figure, run, title)
+    return figure, [(ax, rows) for ax, (_, rows) in zip(axes, panels, strict=False)]
+
+
+def sign(figure: Figure, run: Run, title: str) -> None:
+    """Title, and a last line that says where, from which code and when."""
+    width = figure.get_figwidth()
+    if run.on_cpu:
+        title = f"CPU smoke, not a GPU's speed. {title}"
+    text, colour = textwrap.fill(title, int(width * 16)), VERMILLION if run.on_cpu else BLACK
+    figure.suptitle(text, x=0.01, ha="left", fontsize=8, fontweight="bold", color=colour)
+    place = textwrap.fill(run.place, int(width * 25), break_on_hyphens=False)
+    _reserve(figure, FOOT * (1 + place.count("\n")) + 0.04)
+    figure.text(0.06, 0.04, place, fontsize=5.5, color="#555555", va="bottom", transform=figure.dpi_scale_trans)
+
+
+def _reserve(figure: Figure, inches: float) -> float:
+    """Make the figure taller by a strip below its panels; returns the strip's lower edge in inches."""
+    width, height = figure.get_size_inches()
+    engine = figure.get_layout_engine()
+    below = engine.get()["rect"][1] * height
+    share = (below + inches) / (height + inches)
+    figure.set_size_inches(width, height + inches)
+    engine.set(rect=(0, share, 1, 1 - share))
+    return below
+
+
+def sentence(run: Run, title: str, text: str) -> Figure:
+    """A figure that says in words why there is nothing to draw."""
+    figure = Figure(figsize=(PAGE, 1.1), layout="constrained")
+    axes = figure.subplots()
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, textwrap.fill(text, 100), ha="center", va="center", fontsize=8)
+    sign(figure, run, title)
+    return figure
+
+
+def drawn(rows: pd.DataFrame, value: str, run: Run) -> dict[str, Look]:
+    """Looks of the contenders with at least one value, in drawing order."""
+    have = set(rows.loc[rows[value].notna(), "contender"])
+    return {name: look for name, look in run.looks.items() if name in have}
+
+
+def grouped_bars(
+    axes: Axes, rows: pd.DataFrame, value: str, series: Mapping[str, Look], x: str, labels: Mapping[str, str]
+) -> None:
+    """Bars of `value`, one group for each x, one bar for each contender of `series`; words where a value is missing.
+
+    `labels` maps an x, in order, to its tick label.
+    """
+    groups = {key: place for place, key in enumerate(labels)}
+    width = 0.86 / len(series)
+    points = axes.get_position().width * axes.figure.get_figwidth() * 72 / len(groups) * width
+    for place, (name, look) in enumerate(series.items()):
+        own = rows[rows["contender"] == name]
+        at = own[x].map(groups) + (place - (len(series) - 1) / 2) * width
+        axes.bar(at, own[value], width, **look.bar)
+        for position, word in zip(at, own["missing"], strict=True):
+            print_missing(axes, position, word, size=min(6.0, max(4.0, 0.95 * points)))
+    axes.set_xticks(range(len(groups)), list(labels.values()))
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    axes.tick_params(axis="x", length=0)
+
+
+def line(axes: Axes, rows: pd.DataFrame, x: str, y: str, look: Look, place: int) -> None:
+    """A contender's line; where a value is missing, its name and the word, `place` contenders above the lower edge."""
+    axes.plot(rows[x], rows[y], **look.line)
+    for at, word in zip(rows[x], rows["missing"], strict=True):
+        print_missing(axes, at, word and f"{look.label}: {word}", rise=0.02 + 0.3 * place)
+
+
+def print_missing(axes: Axes, x: float, word: str, *, size: float = 5.0, rise: float = 0.02) -> None:
+    """Write `word`, if any, upright at `x`, `rise` (a share of the height) above the lower edge."""
+    if word:
+        place = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "rotation": 90}
+        axes.text(x, rise, word, fontsize=size, color="#444444", **place)
+
+
+def legend(
+    figure: Figure,
+    rows: pd.DataFrame,
+    series: Mapping[str, Look],
+    kind: Literal["bar", "line", "point", "stroke"],
+    extra: Iterable[Any] = (),
+) -> None:
+    """Below the panels: the series, `extra` handles, and contenders without any value, with the word for it."""
+    make = {
+        "bar": lambda look: Patch(label=look.label, **look.bar),
+        "line": lambda look: Line2D([], [], label=look.label, **look.line),
+        "stroke": lambda look: Line2D([], [], label=look.label, **look.stroke),
+        "point": lambda look: Line2D([], [], label=look.label, **look.point),
+    }[kind]
+    handles: list[Any] = [*map(make, series.values()), *extra]
+    absent = rows[~rows["contender"].isin(series)]
+    for label, found in absent.groupby("label", sort=False)["missing"]:
+        word = "/".join(sorted(set(found) - {""}))
+        handles.append(Line2D([], [], linestyle="", label=f"{label}: {word}"))
+    below(figure, handles)
+
+
+def below(figure: Figure, handles: Sequence[Any]) -> None:
+    """A legend between the panels and the last line."""
+    width = figure.get_figwidth()
+    columns = min(len(handles), 4 if width > COLUMN else 2)
+    while columns > 1 and _legend_width(handles, columns) > width:
+        columns -= 1
+    edge = _reserve(figure, LEGEND_LINE * math.ceil(len(handles) / columns) + 0.1)
+    place = {"bbox_to_anchor": (width / 2, edge), "bbox_transform": figure.dpi_scale_trans, "borderaxespad": 0.2}
+    figure.legend(handles=handles, loc="lower center", ncols=columns, columnspacing=1.2, **place)
+
+
+def _legend_width(handles: Sequence[Any], columns: int) -> float:
+    """About how wide a legend is, inches: columns are filled from the top."""
+    lines = math.ceil(len(handles) / columns)
+    longest = [max(len(h.get_label()) for h in handles[at : at + lines]) for at in range(0, len(handles), lines)]
+    return sum(0.06 * letters + 0.4 for letters in longest)
+
+
+def reference_line(axes: Axes, y: float, **style: Any) -> None:
+    """A thin horizontal line at `y`."""
+    axes.axhline(y, **{"color": BLACK, "linewidth": 0.8, "zorder": 2, **style})
+
+
+def log_scale(axes: Axes, which: Literal["x", "y"], *, decades: float = 2.5) -> None:
+    """A logarithmic axis with plain numbers: at 1, 2 and 5 times the powers of ten, or, when the axis spans more than
+    `decades`, at the powers of ten only."""
+    axes.set(**{f"{which}scale": "log"})
+    axis, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if math.log10(high / low) < decades else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,122 @@
+"""A run's records, as figures, claims and notebooks read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+
+from harness.config import load_config
+from harness.errors import MachineError
+from harness.figures.style import Look, compact, looks
+
+WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
+OPS = ("attention", "block_sparse_attention", "spmm")  # whose times figures compare
+ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
+MISSING = {
+    "out_of_memory": "OOM",
+    "unsupported": "n.a.",
+    "unavailable": "n.a.",
+    "incorrect": "wrong",
+    "unstable": "unstable",
+    "crashed": "crash",
+    "timeout": "timeout",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records of one run, and what is needed to draw them.
+
+    `records` has the columns of harness.records.Record; `labels` maps a contender to its legend text.
+    """
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    folder: Path
+    labels: Mapping[str, str]
+    records: pd.DataFrame
+
+    @classmethod
+    def open(cls, config_path: str | Path) -> Run:
+        """Read results/<run>/records.parquet. Raises ConfigError, or MachineError when there are no records yet."""
+        config = load_config(config_path)
+        path = config.results / "records.parquet"
+        if not path.exists():
+            raise MachineError(f"{path}: no records yet; measure and collect first: voltabench run {config_path}")
+        ops = {experiment.op for experiment in config.experiments.values()}
+        labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
+        return cls(config.run, config.device, config.results, labels, pd.read_parquet(path))
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @functools.cached_property
+    def looks(self) -> dict[str, Look]:
+        """Look by contender, in drawing order. A reference that stands in for a kernel says so in its label."""
+        roles = dict(zip(self.records["contender"], self.records["role"], strict=True))
+        found = looks(roles, self.labels)
+        for name, rows in self.records.groupby("contender") if self.on_cpu else ():
+            stand_ins = set(rows["backend"].dropna()) - set(ON_GPU)
+            if stand_ins:
+                label, hatch = f"{found[name].label} ({compact(stand_ins)}, CPU)", found[name].hatch or "xxxx"
+                found[name] = dataclasses.replace(found[name], label=label, hatch=hatch)
+        return found
+
+    @property
+    def place(self) -> str:
+        """Where, from which code and when: one line."""
+        known = {key: self.records[key].dropna() for key in ("device_name", "commit", "started_at")}
+        dates = sorted({str(start)[:10] for start in known["started_at"]})
+        when = dates[0] if len(set(dates[:1] + dates[-1:])) == 1 else " to ".join(dates[:1] + dates[-1:])
+        commits = compact(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in known["commit"])
+        return (
+            f"run {self.name} · {compact(known['device_name']) or 'unknown device'}"
+            f" · commit {commits or 'unknown'} · {when or 'no date'}"
+        )
+
+    def select(
+        self,
+        ops: str | Sequence[str],
+        columns: Sequence[str],
+        values: Sequence[str],
+        *,
+        keep: Sequence[str] = (),
+        speed: bool,
+    ) -> pd.DataFrame:
+        """Rows of the ops without controls, tidy and in an order that does not depend on the order of the records.
+
+        Returns the columns WHO, `columns` (which give the order), `keep` and `values`. Values are kept where the status
+        is ok and, with `speed`, on a GPU only where a kernel or a library ran. `missing` is the word to print where
+        the first value is absent.
+        """
+        rows = self.records[self.records["op"].isin([ops] if isinstance(ops, str) else ops)]
+        rows = rows[rows["role"] != "control"].copy()
+        rows["label"] = [self.looks[name].label for name in rows["contender"]]
+        good = rows["status"] == "ok"
+        if speed and not self.on_cpu:
+            good &= rows["backend"].isin(ON_GPU)
+        for value in values:
+            rows[value] = pd.to_numeric(rows[value], errors="coerce").where(good)
+        absent = rows[values[0]].isna() if values else ~good
+        rows["missing"] = rows["status"].map(MISSING).fillna("n.a.").where(absent, "")
+        rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)
+        places = {name: place for place, name in enumerate(self.looks)}
+        rows["_place"] = rows["contender"].map(places)
+        rows = rows.sort_values(["experiment", *columns, "case_id", "panel", "_place"], kind="stable")
+        rows = rows.drop_duplicates(["experiment", "case_id", "contender"])  # a case drawn by two panels
+        return rows[list(dict.fromkeys([*WHO, *columns, *keep, *values]))].reset_index(drop=True)
+
+    def explain(self, rows: pd.DataFrame, what: str) -> str:
+        """Why `rows` have nothing to draw, in words; `what` names the thing that is missing."""
+        if rows.empty:
+            return f"no {what}: this run has no such cases"
+        counts = rows.groupby(["status", rows["reason"].fillna("no reason given")]).size().sort_values(ascending=False)
+        parts = [f"{count} x {status} ({reason})" for (status, reason), count in counts.head(3).items()]
+        return f"no {what}: " + "; ".join(parts)

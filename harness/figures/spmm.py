@@ -1,0 +1,55 @@
+"""What the SpMM figures share: their rows, names of layers, and the published points."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from harness.contender import ROOT
+from harness.figures.run import Run
+
+PAPER = ROOT / "results" / "paper"
+SHAPE = ["pattern", "dtype", "m", "k", "n", "sparsity"]
+VALUES = ["speedup", "speedup_low", "speedup_high", "cold_median_s", "bytes_floor", "gbps", "bandwidth_fraction"]
+PUBLISHED = "Flash-LLM as published (A100)"
+
+
+def spmm_rows(run: Run) -> pd.DataFrame:
+    """SpMM rows with the name of their layer ("30B fc1", or "m x k" for one that the paper does not have)."""
+    rows = run.select("spmm", SHAPE, VALUES, keep=["baseline"], speed=True)
+    names, sizes = _layers(), zip(rows["m"], rows["k"], strict=True)
+    return rows.assign(layer=[names.get((m, k), f"{m:.0f}x{k:.0f}") for m, k in sizes])
+
+
+def in_order(layers: pd.Series) -> dict[str, str]:
+    """Layers, each as its own label: the paper's in the paper's order, then the others."""
+    found = set(layers)
+    return {name: name for name in dict.fromkeys([*_layers().values(), *sorted(found)]) if name in found}
+
+
+def without_baseline(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the contenders that are compared: the baseline's own speed-up is 1 by definition."""
+    return rows[rows["contender"] != rows["baseline"]]
+
+
+def over(rows: pd.DataFrame, run: Run) -> str:
+    """Labels of the baselines that the speed-ups are taken against."""
+    return ", ".join(look.label for name, look in run.looks.items() if name in set(rows["baseline"]))
+
+
+def nothing(rows: pd.DataFrame, run: Run) -> str | None:
+    """Why there are no speed-ups, or None."""
+    compared = without_baseline(rows)
+    return run.explain(compared, "speed-ups") if compared["speedup"].isna().all() else None
+
+
+def published_speedups() -> pd.DataFrame:
+    """Flash-LLM's published speed-up over cuBLAS: columns m, k, n, sparsity, contender, published_a100."""
+    points = pd.read_csv(PAPER / "flash_llm_kernel_a100.csv")
+    wide = points.pivot(index=["m", "k", "n", "sparsity"], columns="system", values="tflops")
+    ratio = (wide["Flash-LLM"] / wide["cuBLAS"]).rename("published_a100").reset_index()
+    return ratio.assign(contender="flash_llm_tiled_csl")
+
+
+def _layers() -> dict[tuple[int, int], str]:
+    layers = pd.read_csv(PAPER / "opt_layers.csv")
+    return {(row.m, row.k): f"{row.model.removeprefix('OPT-')} {row.layer}" for row in layers.itertuples()}

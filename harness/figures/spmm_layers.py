@@ -1,0 +1,40 @@
+"""SpMM speed-up layer by layer at 70, 80 and 90 % zeros, beside the published points."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.figures.panels import OPEN, drawn, facets, grouped_bars, legend, page, reference_line
+from harness.figures.run import Run
+from harness.figures.spmm import PUBLISHED, in_order, nothing, over, published_speedups, spmm_rows, without_baseline
+
+__all__ = ["TITLE", "nothing", "plot", "table"]
+TITLE = "SpMM, speed-up of each layer"
+SPARSITIES = (0.7, 0.8, 0.9)
+
+
+def table(run: Run) -> pd.DataFrame:
+    rows = spmm_rows(run)
+    rows = rows[rows["sparsity"].isin(SPARSITIES) & (rows["pattern"] == "random")]
+    return rows.merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
+
+
+def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    compared = without_baseline(rows)
+    panels = facets(compared, ["sparsity", "n"], ["experiment", "dtype"])
+    columns = min(4, compared["n"].nunique())
+    figure, cells = page(panels, run, TITLE, columns=columns, height=1.35)
+    series, layers = drawn(compared, "speedup", run), in_order(compared["layer"])
+    places = {layer: place for place, layer in enumerate(layers)}
+    for place, (ax, group) in enumerate(cells):
+        grouped_bars(ax, group, "speedup", series, "layer", layers)
+        ax.plot(group["layer"].map(places), group["published_a100"], **OPEN, zorder=5)
+        reference_line(ax, 1.0)
+        last = place + columns >= len(cells)
+        ax.tick_params(axis="x", labelrotation=90, labelbottom=last)
+    figure.supylabel(f"speed-up over {over(rows, run)}", fontsize=8)
+    points = [Line2D([], [], label=PUBLISHED, **OPEN)] if rows["published_a100"].notna().any() else []
+    legend(figure, compared, series, "bar", extra=points)
+    return figure

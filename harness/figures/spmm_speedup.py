@@ -1,0 +1,60 @@
+"""SpMM speed-up over the dense baseline by sparsity: boxes and points over shapes, one panel per N."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.figures.panels import OPEN, drawn, facets, legend, log_scale, page, print_missing, reference_line
+from harness.figures.run import Run
+from harness.figures.spmm import PUBLISHED, nothing, over, published_speedups, spmm_rows, without_baseline
+from harness.figures.style import BLACK, Look
+
+__all__ = ["TITLE", "nothing", "plot", "table"]
+TITLE = "SpMM, speed-up by share of zeros (a point is a layer)"
+BOX_FROM = 4  # fewer points are drawn without a box
+
+
+def table(run: Run) -> pd.DataFrame:
+    return spmm_rows(run).merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
+
+
+def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    compared = without_baseline(rows)
+    panels = facets(compared, ["n"], ["experiment", "dtype"])
+    ylabel = f"speed-up over {over(rows, run)}"
+    figure, cells = page(panels, run, TITLE, columns=3, height=1.9, xlabel="zeros", ylabel=ylabel)
+    series = drawn(compared, "speedup", run)
+    for ax, group in cells:
+        levels = {level: place for place, level in enumerate(sorted(group["sparsity"].unique()))}
+        _boxes(ax, group, series, levels)
+        ax.plot(group["sparsity"].map(levels) + 0.46, group["published_a100"], **OPEN)
+        reference_line(ax, 1.0)
+        ax.set_xticks(range(len(levels)), [f"{level * 100:.4g} %" for level in levels])
+        ax.set_xlim(-0.5, len(levels) - 0.4)
+        log_scale(ax, "y")
+    points = [Line2D([], [], label=PUBLISHED, **OPEN)] if rows["published_a100"].notna().any() else []
+    legend(figure, compared, series, "point", extra=points)
+    return figure
+
+
+def _boxes(ax: Axes, rows: pd.DataFrame, series: Mapping[str, Look], levels: Mapping[float, int]) -> None:
+    width = 0.8 / len(series)
+    for place, (name, look) in enumerate(series.items()):
+        for level, group in rows[rows["contender"] == name].groupby("sparsity"):
+            at = levels[level] + (place - (len(series) - 1) / 2) * width
+            values = group["speedup"].dropna()
+            if len(values) >= BOX_FROM:
+                ax.boxplot(
+                    [values], positions=[at], widths=width * 0.8, patch_artist=True, showfliers=False,
+                    manage_ticks=False, boxprops=look.bar, medianprops={"color": BLACK},
+                )  # fmt: skip
+            spread = np.linspace(-0.25, 0.25, len(values)) * width if len(values) > 1 else np.zeros(len(values))
+            ax.plot(at + spread, values, **{**look.point, "markersize": 3})
+            if values.empty:
+                print_missing(ax, at, "/".join(sorted(set(group["missing"]))))
