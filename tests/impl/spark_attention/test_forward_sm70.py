@@ -1,0 +1,95 @@
+"""What is special to the Volta forward, on the emulator: its two accumulators, its shared memory, its variants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.verify import max_error, ulp_of_max
+from impl.cuda import emulator
+from impl.spark_attention import reference
+from impl.spark_attention.kernels.forward import empty_outputs, forward_arguments, forward_grid, select_kernel
+from impl.spark_attention.kernels.sm70 import FORWARD
+
+pytestmark = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+each_kernel = pytest.mark.parametrize(
+    ("head_dim", "accumulate"), list(itertools.product([64, 59, 128, 111], ["fp32", "fp16"]))
+)
+
+
+def random_qkv(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(torch.randn(shape).half() for _ in range(3))
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, accumulate: str, causal: bool = True) -> tuple:
+    """Kernel, grid and arguments of a forward; arguments 3 and 4 are out and lse, full of NaN."""
+    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
+    kernel = select_kernel(q, k, v, accumulate, "sm_70")
+    return kernel, forward_grid(kernel, q), forward_arguments(q, k, v, out, lse, causal, q.shape[-1] ** -0.5)
+
+
+def forward(*tensors: Tensor, accumulate: str, causal: bool = True, **options) -> tuple[Tensor, Tensor]:
+    kernel, grid, arguments = call(*tensors, accumulate, causal)
+    emulator.launch(kernel, grid, arguments, **options)
+    return arguments[3], arguments[4]
+
+
+def test_head_dim_alignment_and_accumulator_choose_among_all_kernels():
+    chosen = {
+        call(*random_qkv(1, 1, 1, head_dim), accumulate)[0]
+        for head_dim, accumulate in itertools.product([8, 59, 64, 72, 111, 128], ["fp32", "fp16"])
+    }
+    assert chosen == set(FORWARD)
+
+
+@each_kernel
+def test_no_races_and_the_same_bits_in_any_order(head_dim, accumulate):
+    tensors = random_qkv(1, 2, 150, head_dim)
+    first = forward(*tensors, accumulate=accumulate, check_races=True)
+    for seed in range(1, 4):
+        again = forward(*tensors, accumulate=accumulate, seed=seed)
+        assert all(map(torch.equal, first, again))
+
+
+@each_kernel
+def test_tiles_meet_no_bank_conflicts(head_dim, accumulate):
+    counts = emulator.count(*call(*random_qkv(1, 1, 128, head_dim), accumulate))
+    wide = [c for c in counts if c.bytes == 16 and c.instruction in ("ld.shared", "st.shared")]
+    assert {c.instruction for c in wide} == {"ld.shared", "st.shared"}
+    assert [c for c in wide if c.wavefronts != c.ideal_wavefronts] == []
+
+
+def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    """Hold the error to that of the reference that rounds alike; the gate is for it a matter of luck at a few keys."""
+    options = {"causal": causal, "softmax_scale": q.shape[-1] ** -0.5}
+    right, lse_right = reference.attention_forward(q.double(), k.double(), v.double(), **options)
+    rounded, lse_rounded = reference.attention_forward(q, k, v, accumulate="fp16", **options)
+    out, lse = forward(q, k, v, accumulate="fp16", causal=causal)
+    assert max_error(out, right) <= 1.25 * max_error(rounded, right) + ulp_of_max(right, torch.float16) / 2
+    torch.testing.assert_close(lse, lse_rounded, rtol=0, atol=1e-3)
+    assert torch.equal(lse.isinf(), lse_right.isinf())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (33, 129), (150, 97)])
+@pytest.mark.parametrize("head_dim", [40, 64, 111, 128])
+def test_fp16_accumulators_err_as_their_roundings_do(head_dim, seqlen_q, seqlen_k, causal):
+    q, k, v = random_qkv(1, 2, max(seqlen_q, seqlen_k), head_dim)
+    check_fp16(q[:, :, :seqlen_q], k[:, 1:, :seqlen_k], v[:, 1:, :seqlen_k], causal)
+
+
+def test_fp16_accumulators_scale_q_before_the_product():
+    """q = k = 35 at head dim 128 is 156,800, past the fp16 range; a sum of 16 products of q / 16 is not."""
+    q, _, v = random_qkv(1, 1, 40, 128)
+    check_fp16(q.fill_(35), q, v, causal=False)
+
+
+def test_fp16_accumulators_do_not_hide_an_overflow():
+    """q = k = 256: even the scaled sum of 16 products is 65,536; what is wrong must be seen to be."""
+    q, _, v = random_qkv(1, 1, 40, 128)
+    out, _ = forward(q.fill_(256), q, v, accumulate="fp16", causal=False)
+    assert out.isnan().all()
