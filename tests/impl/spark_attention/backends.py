@@ -1,0 +1,50 @@
+"""The ways to compute SparkAttention's forward that must all agree: CPU op, emulated kernel, kernels on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import Tensor
+
+from impl.cuda import emulator
+from impl.spark_attention import reference
+from impl.spark_attention.kernels.forward import (
+    empty_outputs,
+    forward_arguments,
+    forward_grid,
+    select_kernel,
+    source_arch,
+)
+
+gpu = pytest.mark.gpu
+emulated = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+CPU = ["reference"]
+EMULATED = [pytest.param("emulated sm_80", marks=emulated)]
+GPU = [pytest.param("native", marks=gpu), pytest.param("sm_70", marks=gpu)]
+
+
+def device_of(backend: str) -> str:
+    return "cuda" if backend in ("native", "sm_70") else "cpu"
+
+
+def forward(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, accumulate: str = "fp32"
+) -> tuple[Tensor, Tensor]:
+    """out and lse of `backend` for tensors on its device; a kernel's outputs are NaN before it runs."""
+    scale = q.shape[-1] ** -0.5
+    if backend == "reference":
+        return reference.attention_forward(q, k, v, causal=causal, softmax_scale=scale, accumulate=accumulate)
+    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
+    arch = source_arch(q.device) if backend == "native" else backend.removeprefix("emulated ")
+    kernel = select_kernel(q, k, v, accumulate, arch)
+    _launcher(backend)(kernel, forward_grid(kernel, q), forward_arguments(q, k, v, out, lse, causal, scale))
+    return out, lse
+
+
+def _launcher(backend: str):
+    if backend.startswith("emulated"):
+        return emulator.launch
+    from impl.cuda.launch import launch
+
+    return launch

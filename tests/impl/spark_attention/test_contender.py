@@ -1,0 +1,71 @@
+"""What the contenders say of a case and of themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.contender import Target, discover
+from harness.ops import OPS
+from harness.verify import Gate, poisoned_call
+
+OP = OPS["attention"]
+CPU = Target("cpu", "a CPU")
+H200 = Target("cuda", "NVIDIA H200", (9, 0))
+V100 = Target("cuda", "Tesla V100", (7, 0))
+
+
+def contender(name):
+    return discover()["attention"][name]
+
+
+def case(**fields):
+    return OP.Params(**{"batch": 1, "num_heads": 2, "seqlen": 70, "head_dim": 64, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "target", "reason"),
+    [
+        ("spark_attention", {}, H200, None),
+        ("spark_attention", {"dtype": "bfloat16"}, H200, None),
+        ("spark_attention", {"dtype": "bfloat16"}, V100, "bfloat16 needs compute capability 8.0"),
+        ("spark_attention", {"dtype": "float32"}, CPU, "takes float16 or bfloat16"),
+        ("spark_attention", {"head_dim": 256}, H200, "head_dim is at most 128"),
+        ("spark_attention", {"direction": "backward"}, H200, "no backward kernel yet"),
+        ("spark_attention", {"direction": "backward"}, CPU, None),
+        ("spark_attention_sm70", {"dtype": "bfloat16"}, H200, "takes float16 only"),
+        ("spark_attention_fp16acc", {"direction": "backward"}, CPU, "is a forward"),
+    ],
+)
+def test_refusals(name, fields, target, reason):
+    refusal = contender(name).refusal(case(**fields), target)
+    assert (refusal is None) if reason is None else refusal[0] == "unsupported" and reason in refusal[1]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_on_a_cpu_the_reference_runs(direction):
+    params = case(direction=direction, causal=True)
+    inputs = OP.inputs(params, "cpu")
+    prepared = contender("spark_attention").prepare(params, inputs, CPU)
+    verdict = Gate(OP, params, inputs).check(poisoned_call(prepared.run))
+    assert verdict.passed, verdict.reason
+    assert (prepared.backend, prepared.kernel_arch, prepared.no_times) == ("reference", None, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("spark_attention", None), ("spark_attention_sm70", "sm_70"), ("spark_attention_fp16acc", "sm_70")],
+)
+def test_on_a_gpu_a_kernel_runs(name, arch):
+    capability = torch.cuda.get_device_capability()
+    target = Target("cuda", torch.cuda.get_device_name(), capability)
+    params = case(causal=True)
+    inputs = OP.inputs(params, "cuda")
+    prepared = contender(name).prepare(params, inputs, target)
+    verdict = Gate(OP, params, inputs).check(poisoned_call(prepared.run))
+    assert verdict.passed, verdict.reason
+    assert prepared.backend == "kernel"
+    assert prepared.kernel_arch == (arch or ("sm_70" if capability < (8, 0) else "sm_80"))
+    assert (prepared.no_times is None) == (prepared.kernel_arch == "sm_80" or capability == (7, 0))
+    assert prepared.kernel_hash

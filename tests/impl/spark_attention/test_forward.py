@@ -1,0 +1,215 @@
+"""The forward against float64 through the gate: every fault that users of attention kernels reported."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from harness.ops import OPS
+from harness.verify import Gate
+from tests.impl.spark_attention.backends import CPU, EMULATED, GPU, device_of, forward, gpu
+
+OP = OPS["attention"]
+everywhere = pytest.mark.parametrize("backend", [*CPU, *EMULATED, *GPU])
+at_full_size = pytest.mark.parametrize("backend", [*CPU, *GPU])
+causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+def case(**fields):
+    return OP.Params(**{"batch": 1, "num_heads": 2, "head_dim": 64, **fields})
+
+
+def inputs_of(params, backend):
+    return OP.inputs(params, device_of(backend))
+
+
+def check(params, inputs, backend, accumulate="fp32"):
+    """Hold `backend` to the gate on these inputs; returns out and lse."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    out, lse = forward(backend, q, k, v, causal=params.causal, accumulate=accumulate)
+    verdict = Gate(OP, params, inputs).check({"out": out})
+    assert verdict.passed, verdict.reason
+    return out, lse
+
+
+def float64_lse(params, inputs):
+    q, k = inputs["q"].double(), inputs["k"].double().repeat_interleave(params.num_heads // params.num_heads_kv, 1)
+    scores = q @ k.mT * params.head_dim**-0.5
+    if params.causal:
+        rows = torch.arange(params.seqlen_q, device=q.device)[:, None] + params.seqlen_k - params.seqlen_q
+        scores.masked_fill_(torch.arange(params.seqlen_k, device=q.device) > rows, -math.inf)
+    return scores.logsumexp(-1)
+
+
+@everywhere
+@pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (130, 67), (67, 130)])
+def test_causal_is_aligned_bottom_right(backend, lengths):
+    seqlen_q, seqlen_k = lengths
+    params = case(seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=True)
+    inputs = inputs_of(params, backend)
+    out, lse = check(params, inputs, backend)
+    torch.testing.assert_close(lse.double(), float64_lse(params, inputs), rtol=0, atol=1e-5)
+    empty = max(0, seqlen_q - seqlen_k)
+    assert not out[:, :, :empty].any()
+    assert lse[:, :, :empty].eq(-math.inf).all()
+
+
+@at_full_size
+@pytest.mark.parametrize("lengths", [(600, 300), (1023, 1024)])
+def test_causal_with_long_lengths(backend, lengths):
+    params = case(seqlen_q=lengths[0], seqlen_k=lengths[1], causal=True)
+    check(params, inputs_of(params, backend), backend)
+
+
+@everywhere
+@causal_or_not
+@pytest.mark.parametrize("seqlen", [1, 31, 33, 65, 127, 129])
+def test_lengths_off_the_tile(backend, seqlen, causal):
+    params = case(seqlen=seqlen, num_heads=3, causal=causal, seed=seqlen)
+    inputs = inputs_of(params, backend)
+    _, lse = check(params, inputs, backend)
+    torch.testing.assert_close(lse.double(), float64_lse(params, inputs), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", GPU)
+@causal_or_not
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("seqlen", [441, 1023, 1025, 2925, 4250])
+def test_long_lengths_off_the_tile(backend, seqlen, head_dim, causal):
+    params = case(batch=2, seqlen=seqlen, head_dim=head_dim, causal=causal)
+    check(params, inputs_of(params, backend), backend)
+
+
+@everywhere
+@pytest.mark.parametrize("head_dim", [40, 59, 80, 128])
+def test_head_dims_off_the_tile(backend, head_dim):
+    params = case(seqlen=70, head_dim=head_dim, causal=True)
+    check(params, inputs_of(params, backend), backend)
+
+
+@at_full_size
+@pytest.mark.parametrize("head_dim", [1, 8, 72, 88, 96, 100, 111, 127])
+def test_more_head_dims(backend, head_dim):
+    params = case(seqlen=150, head_dim=head_dim)
+    check(params, inputs_of(params, backend), backend)
+
+
+@everywhere
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (6, 3)])
+def test_grouped_heads(backend, heads):
+    params = case(num_heads=heads[0], num_heads_kv=heads[1], seqlen=40, batch=2)
+    check(params, inputs_of(params, backend), backend)
+
+
+@pytest.mark.parametrize("backend", [*CPU, *EMULATED, pytest.param("native", marks=gpu)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_bfloat16(backend, head_dim):
+    params = case(seqlen=100, head_dim=head_dim, causal=True, dtype="bfloat16")
+    check(params, inputs_of(params, backend), backend)
+
+
+@everywhere
+@pytest.mark.parametrize(("value", "head_dim"), [(35.0, 128), (256.0, 64)])
+def test_scores_past_the_fp16_range(backend, value, head_dim):
+    params = case(seqlen=65, head_dim=head_dim)
+    inputs = {**inputs_of(params, backend)}
+    inputs["q"], inputs["k"] = torch.full_like(inputs["q"], value), torch.full_like(inputs["k"], value)
+    check(params, inputs, backend)
+
+
+def _heavy_tailed(x):
+    return (x.float() ** 3).clamp(-60000, 60000).to(x.dtype)
+
+
+def _one_huge_per_row(x):
+    x = x.clone()
+    x[..., 3] = 200.0
+    return x
+
+
+def _constant_rows(x):
+    return x[..., :1].expand_as(x).contiguous()
+
+
+@everywhere
+@pytest.mark.parametrize("distort", [_heavy_tailed, _one_huge_per_row, _constant_rows, lambda x: x * 1000])
+def test_inputs_far_from_normal(backend, distort):
+    params = case(seqlen=130, causal=True)
+    inputs = {name: distort(tensor) for name, tensor in inputs_of(params, backend).items()}
+    check(params, inputs, backend)
+
+
+@everywhere
+def test_sequences_do_not_interfere(backend):
+    params = case(batch=2, seqlen=70)
+    inputs = inputs_of(params, backend)
+    for tensor in inputs.values():
+        tensor[1] = 0
+    out, lse = check(params, inputs, backend)
+    assert not out[1].any()
+    torch.testing.assert_close(lse[1], torch.full_like(lse[1], math.log(70)), rtol=0, atol=1e-5)
+
+
+@everywhere
+@pytest.mark.parametrize("layout", ["qkv_unbind", "transposed", "odd_rows"])
+def test_strided_inputs_equal_contiguous_ones(backend, layout):
+    device, shape = device_of(backend), (2, 70, 3, 64)
+    if layout == "qkv_unbind":
+        qkv = torch.randn(2, 70, 3, 3, 64, device=device).half()
+        strided = [t.transpose(1, 2) for t in qkv.unbind(2)]
+    elif layout == "transposed":
+        strided = [torch.randn(shape, device=device).half().transpose(1, 2) for _ in range(3)]
+    else:  # rows that start at odd addresses: no 16-byte copies
+        strided = [torch.randn(2, 3, 70, 67, device=device).half()[..., 1:65] for _ in range(3)]
+    contiguous = [t.contiguous() for t in strided]
+    for got, want in zip(forward(backend, *strided), forward(backend, *contiguous), strict=True):
+        if layout == "odd_rows" or backend == "reference":  # another kernel variant, another matrix product
+            torch.testing.assert_close(got, want, rtol=0, atol=2e-3)
+        else:
+            assert torch.equal(got, want)
+
+
+@everywhere
+def test_same_result_every_time(backend):
+    inputs = inputs_of(case(seqlen=200), backend)
+    first, second = (forward(backend, inputs["q"], inputs["k"], inputs["v"]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("backend", GPU)
+def test_offsets_past_32_bits(backend):
+    """Sequences 2**31 elements apart in one buffer of 4.3 GB."""
+    size = 3 * 2 * 70 * 64
+    buffer = torch.zeros(2**31 + size, dtype=torch.float16, device="cuda")
+    buffer[:size].normal_()
+    buffer[-size:].normal_()
+    rows = (2**31, 70 * 64, 64, 1)
+    q, k, v = (buffer[i * size // 3 :].as_strided((2, 2, 70, 64), rows, i * size // 3) for i in range(3))
+    params = case(batch=2, seqlen=70)
+    check(params, {"q": q, "k": k, "v": v}, backend)
+
+
+@pytest.mark.parametrize("backend", [*CPU, pytest.param("sm_70", marks=gpu)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_fp16_accumulation_is_as_exact_as_its_reference(backend, head_dim):
+    """Its error is larger than the gate's: what it is held to is its own blocked reference's error, twice."""
+    params = case(seqlen=130, head_dim=head_dim, causal=True)
+    inputs = inputs_of(params, backend)
+    exact = OP.reference(params, inputs)["out"]
+
+    def error(of, accumulate):
+        tensors = (inputs[name] if of == backend else inputs[name].cpu() for name in ("q", "k", "v"))
+        return (forward(of, *tensors, causal=True, accumulate=accumulate)[0].to(exact) - exact).abs().max()
+
+    assert error(backend, "fp16") <= 2 * error("reference", "fp16")
+    assert error(backend, "fp16") > error("reference", "fp32")  # it is the variant that ran
+
+
+def test_the_gate_sees_two_rows_exchanged():
+    params = case(seqlen=64)
+    inputs = inputs_of(params, "reference")
+    out, _ = forward("reference", inputs["q"], inputs["k"], inputs["v"])
+    out[:, :, [10, 11]] = out[:, :, [11, 10]]
+    assert not Gate(OP, params, inputs).check({"out": out}).passed
