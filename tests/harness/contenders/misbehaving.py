@@ -144,3 +144,31 @@ class NeedsPackage(_SpMM):
 
     def unavailable(self, target: Target) -> str | None:
         return None if os.environ.get("VOLTABENCH_TEST_PACKAGE") else "pip install the-package"
+
+
+class LosesContext(_SpMM):
+    """A device-side assertion: every later CUDA call of the process fails."""
+
+    name = "loses_context"
+
+    def call(self, w: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        beyond = torch.full((1,), 2**40, device=w.device)
+        return {"y": w[beyond] @ x}
+
+
+class Synchronises(_SpMM):
+    """Right, but it cannot be captured in a CUDA graph and does not say so."""
+
+    name = "synchronises"
+
+    def call(self, w: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        torch.cuda.synchronize()
+        return super().call(w, x)
+
+
+class TooLarge(_SpMM):
+    name = "too_large"
+
+    def call(self, w: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        torch.empty(2**50, dtype=torch.uint8, device=w.device)
+        return super().call(w, x)
