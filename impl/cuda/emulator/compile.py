@@ -32,7 +32,7 @@ _KERNEL_OPTIONS = [
     "-ftrivial-auto-var-init=pattern",
 ]
 _REDZONE_BYTES = 1024
-_SHARED_ARRAY = re.compile(r"^(\t\.size\t(\w+), (\d+)\n\2:\n\t\.zero\t\3\n)", re.MULTILINE)
+_SHARED_ARRAY = re.compile(r"^(\w+:\n\t\.zero\t\d+\n)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def compile_kernel(kernel: Kernel) -> Library:
     if reason := available():
         raise BuildError(reason)
     options = [*_COMMON_OPTIONS, *_machine_options()]
-    sources = [*source_closure(kernel.file), *_headers()]
+    sources = [*source_closure(kernel.file), *_headers(), Path(__file__)]
     key = _digest([kernel.entry, kernel.macros, options, _KERNEL_OPTIONS, _compiler()], sources)
     runtime = _runtime(options)
     path = _cache() / f"{kernel.entry}-{key}-{runtime.stem}.so"
@@ -86,11 +86,15 @@ def _compile(kernel: Kernel, options: list[str], runtime: Path, target: Path) ->
 
 
 def _with_redzones(assembly: str) -> str:
-    """Put unused bytes behind each thread-local (that is, shared) array, so that an overflow reaches no other one."""
+    """Put unused bytes around each thread-local (that is, shared) array, so that no index out of bounds reaches another.
+
+    They are a multiple of any array's alignment.
+    """
+    zone = rf"\t.zero\t{_REDZONE_BYTES}\n"
     head, *sections = re.split(r"(?=^\t\.section\t)", assembly, flags=re.MULTILINE)
     for i, section in enumerate(sections):
         if section.startswith("\t.section\t.tbss"):
-            sections[i] = _SHARED_ARRAY.sub(rf"\g<1>\t.zero\t{_REDZONE_BYTES}\n", section)
+            sections[i] = _SHARED_ARRAY.sub(rf"{zone}\g<1>{zone}", section)
     return "".join([head, *sections])
 
 

@@ -137,7 +137,7 @@ void Memory::out_of_bounds(std::uintptr_t address, unsigned bytes, Action action
         const SharedArray* before = nullptr;
         for (int i = 0; i < launch_.shared_array_count; ++i)
             if (launch_.shared_arrays[i].offset <= offset) before = &launch_.shared_arrays[i];
-        if (!before) fail(code, "%s of %u bytes before the first shared array", what, bytes);
+        if (!before) fail(code, "%s of %u bytes outside shared memory, before the first array", what, bytes);
         fail(code, "%s of %u bytes outside shared memory: byte %zu of an array of %zu", what, bytes,
              static_cast<std::size_t>(offset - before->offset), static_cast<std::size_t>(before->bytes));
     }
