@@ -8,6 +8,9 @@ run=... budget_min=... goes over either.
 include: "workflows/rules/common.smk"
 
 
+report: "workflows/report/workflow.rst"
+
+
 if workflow.is_main_process:
     or_stop(run.open_run, CONFIG)
 

@@ -36,7 +36,7 @@ def print_summary(path: str | Path) -> None:
         for line in reasons:
             console.print(f"  {line}", soft_wrap=True, markup=False)
     if lacking := sum(len(pending(config, name)) for name in config.panel_names()):
-        console.print(f"[bold]{lacking} rows are not measured yet[/bold]: run again to add them")
+        console.print(f"[bold]{lacking} rows have no record of the present code[/bold]: run again to add them")
     console.print("[bold]Where to look[/bold]")
     for name, what in PLACES.items():
         if (config.results / name).exists():
@@ -45,16 +45,19 @@ def print_summary(path: str | Path) -> None:
 
 def measured(records: pd.DataFrame) -> Table:
     """Rows of status ok by experiment, contender and backend, with the worst error against the gate's limit."""
-    table = Table("experiment", "contender", "backend", "ok", "of", "worst error / limit", title="Measured")
+    table = Table(title="Measured")
+    for name in ("experiment", "contender", "backend"):
+        table.add_column(name, overflow="fold")
+    for name in ("ok", "of", "error / limit"):
+        table.add_column(name, justify="right")
     for (experiment, contender), rows in records.groupby(["experiment", "contender"], sort=False):
         ok = rows[rows.status == "ok"]
         if ok.empty:
             continue
         error = (ok.error_ratio / ok.error_limit).max()
-        shown = "exact" if error == 0 else f"{error:.2f}"
-        table.add_row(
-            experiment, contender, "+".join(sorted(set(ok.backend.dropna()))), f"{len(ok)}", f"{len(rows)}", shown
-        )
+        backends = "+".join(sorted(ok.backend.dropna().unique()))
+        shown = "exact" if pd.isna(error) else f"{error:.2f}"
+        table.add_row(experiment, contender, backends, f"{len(ok)}", f"{len(rows)}", shown)
     return table
 
 

@@ -2,7 +2,11 @@ rule build:
     input:
         config=CONFIG_FILE,
     output:
-        f"{RESULTS}/resources.csv",
+        report(
+            f"{RESULTS}/resources.csv",
+            caption="../report/resources.rst",
+            category="Kernels",
+        ),
     log:
         f"{RESULTS}/logs/build.log",
     conda:
