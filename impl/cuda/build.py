@@ -8,6 +8,7 @@ temporary name and renamed, so that concurrent builds never see half of one.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -146,11 +147,10 @@ def _nvrtc_version() -> tuple[int, int]:
 
 def _cuda_headers() -> Path:
     """The folder with cuda_fp16.h that belongs to NVRTC's major version: a wheel's, else a toolkit's."""
-    import nvidia
-
     major, _ = _nvrtc_version()
     wheel = "cuda_runtime" if major == 12 else f"cu{major}"
-    folders = [Path(root) / wheel / "include" for root in nvidia.__path__]
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [Path(root) / wheel / "include" for root in (nvidia.submodule_search_locations if nvidia else ())]
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders += [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     for folder in folders:
