@@ -8,9 +8,7 @@
 // that is 320 clocks of loads to 512 of products at head dim 64, 384 to 512 at 128. Splitting 32 rows over the
 // quad-pairs (32x8x4) would need no exchange between them, but 1 to 1.25 clocks of loads for each of products.
 //
-// P. The probabilities of a quad-pair's 8x8 tile become A operands in registers (fragments_sm70.cuh), then are
-// exchanged with the quad-pair of the same rows (lane ^ 4). Each takes its own keys first and the other's second:
-// the order of keys is free for each quad-pair, so nothing is selected; only the address of V differs.
+// P. Probabilities become A operands in registers, by shuffles (probabilities_sm70.cuh).
 //
 // Pipeline. Volta has no cp.async: V travels global -> registers while q k^T is computed and is stored to shared
 // memory after it; the next K travels while p v is. One buffer each, two barriers per key tile. 32 KB of shared
@@ -31,12 +29,10 @@
 #include "arguments.cuh"
 #include "fragments_sm70.cuh"
 #include "math.cuh"
+#include "probabilities_sm70.cuh"
 #include "staged_tile_sm70.cuh"
 
 constexpr int kBlockRows = 128;
-constexpr int kWarpRows = 32;
-constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kKeyTiles = BLOCK_N / 16;
 constexpr int kDimTiles = PADDED_DIM / 32;
 constexpr int kSumChunks = 2;
 constexpr float kLog2e = 1.4426950408889634f;
@@ -94,9 +90,6 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kKeyTil
     }
 }
 
-// A operands of p v for a 16x16 tile: [this quad-pair's keys, the other's][keys 0..3, 8..11 of its share].
-typedef unsigned Probabilities[2][2][2];
-
 // output += p v for the warp's rows and BLOCK_N keys. Column n of product j in dim tile d is dim
 // 32 d + 16 * (pair % 2) + 8 * (n / 4) + 4 j + n % 4, so a lane loads both products' fragments as one chunk.
 __device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimTiles][2][8],
@@ -134,7 +127,8 @@ struct Softmax {
 // Says whether any is not 1.
 __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
                                         float (&correction)[kRowTiles][kLaneRows],
-                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2, int lane) {
+                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2,
+                                        uint2* warp_p_tile, int lane) {
     bool rescale = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -162,12 +156,10 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
                 exponential[i] = exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[r]));
                 state.sum[m][r] += exponential[i];
             }
-            to_a_operands(p[m][n][0], exponential, lane);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                p[m][n][1][i / 2][i % 2] = __shfl_xor_sync(kAllLanes, p[m][n][0][i / 2][i % 2], 4);
+            convert(p[m][n], warp_p_tile, m, n, exponential, lane);
         }
     }
+    collect(p, warp_p_tile, lane);
     return rescale;
 }
 
@@ -184,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     const int warp_row = threadIdx.x / 32 * kWarpRows;
     const int first_row = tile.first_row + warp_row;
     uint4* warp_q_tile = q_tile + warp_row * kChunks;
+    uint2* warp_p_tile = reinterpret_cast<uint2*>(v_tile + BLOCK_N * kChunks) + warp_row * (BLOCK_N / 4);
 
     const Rows q_rows = {q + tile.batch * q_batch_stride + tile.head * q_head_stride, q_row_stride, seqlen_q};
     const Rows k_rows = {k + tile.batch * k_batch_stride + tile.head / group * k_head_stride, k_row_stride, seqlen_k};
@@ -243,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             }
 
             float correction[kRowTiles][kLaneRows];
-            const bool rescale = advance(state, p, correction, scores, scale_log2, lane);
+            const bool rescale = advance(state, p, correction, scores, scale_log2, warp_p_tile, lane);
             if (__any_sync(kAllLanes, rescale)) {
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m)

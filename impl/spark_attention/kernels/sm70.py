@@ -11,16 +11,18 @@ BLOCK_M = 128
 _TILES = {(64, False): (64, 2, 255), (64, True): (32, 3, 168), (128, False): (32, 2, 255), (128, True): (32, 2, 255)}
 
 
-def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool) -> Kernel:
+def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool, *, p_through_shared: bool = False) -> Kernel:
     """The forward for head dims up to `padded_dim` (64 or 128); its grid is (ceil(seqlen_q / BLOCK_M), heads, batch).
 
     aligned: all rows start at multiples of 16 bytes and head_dim is a multiple of 8.
     accumulate_fp16: both products accumulate in fp16, p v over one key tile at a time.
+    p_through_shared: probabilities travel through shared memory, not by shuffles; for comparison, not in FORWARD.
     """
-    block_n, min_blocks_per_sm, max_registers = _TILES[padded_dim, accumulate_fp16]
-    accumulator = "fp16" if accumulate_fp16 else "fp32"
+    block_n, blocks_per_sm, max_registers = _TILES[padded_dim, accumulate_fp16]
+    flags = {"fp16acc": accumulate_fp16, "unaligned": not aligned, "p_through_shared": p_through_shared}
+    suffix = "".join(f"_{flag}" for flag, is_set in flags.items() if is_set)
     return Kernel(
-        name=f"spark_attention_forward_sm70_d{padded_dim}_{accumulator}{'' if aligned else '_unaligned'}",
+        name=f"spark_attention_forward_sm70_d{padded_dim}{suffix}",
         file=Path(__file__).with_name("forward_sm70.cu"),
         entry="spark_attention_forward_sm70",
         arch="sm_70",
@@ -29,12 +31,13 @@ def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool) -> Ker
             ("BLOCK_N", block_n),
             ("ALIGNED", int(aligned)),
             ("ACCUMULATE_FP16", int(accumulate_fp16)),
-            ("MIN_BLOCKS", min_blocks_per_sm),
+            ("P_THROUGH_SHARED", int(p_through_shared)),
+            ("MIN_BLOCKS", blocks_per_sm),
         ),
         threads=128,
-        dynamic_shared_bytes=(BLOCK_M + 2 * block_n) * padded_dim * 2,
+        dynamic_shared_bytes=((BLOCK_M + 2 * block_n) * padded_dim + p_through_shared * BLOCK_M * block_n) * 2,
         max_registers=max_registers,
-        min_blocks_per_sm=min_blocks_per_sm,
+        min_blocks_per_sm=blocks_per_sm,
     )
 
 

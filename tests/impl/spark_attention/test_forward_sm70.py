@@ -13,7 +13,7 @@ from harness.verify import max_error, ulp_of_max
 from impl.cuda import emulator
 from impl.spark_attention import reference
 from impl.spark_attention.kernels.forward import empty_outputs, forward_arguments, forward_grid, select_kernel
-from impl.spark_attention.kernels.sm70 import FORWARD
+from impl.spark_attention.kernels.sm70 import FORWARD, forward_kernel
 
 pytestmark = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
 each_kernel = pytest.mark.parametrize(
@@ -72,6 +72,20 @@ def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     assert max_error(out, right) <= 1.25 * max_error(rounded, right) + ulp_of_max(right, torch.float16) / 2
     torch.testing.assert_close(lse, lse_rounded, rtol=0, atol=1e-3)
     assert torch.equal(lse.isinf(), lse_right.isinf())
+
+
+@pytest.mark.parametrize("accumulate", ["fp32", "fp16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_probabilities_through_shared_memory_are_the_same(head_dim, accumulate):
+    tensors = random_qkv(1, 1, 150, head_dim)
+    in_registers = forward(*tensors, accumulate=accumulate)
+    kernel, grid, arguments = call(*tensors, accumulate)
+    kernel = forward_kernel(head_dim, aligned=True, accumulate_fp16=accumulate == "fp16", p_through_shared=True)
+    counts = emulator.count(kernel, grid, arguments)
+    assert all(map(torch.equal, in_registers, arguments[3:5]))
+    moves = [c for c in counts if "probabilities_sm70" in c.line and c.instruction in ("ld.shared", "st.shared")]
+    assert {c.instruction for c in moves} == {"ld.shared", "st.shared"}
+    assert [c for c in moves if c.wavefronts != c.ideal_wavefronts] == []
 
 
 @pytest.mark.parametrize("causal", [False, True])
