@@ -47,8 +47,8 @@ class FlashLLMTiledCSL(Contender):
             from impl.cuda.launch import device_arch
 
             prepared.backend = "kernel"
-            prepared.kernel_arch = plan.kernel.arch
+            prepared.kernel_arch = plan.kernels[0].arch
             prepared.built_arch = device_arch(x.device.index)
-            prepared.kernel_hash = build(plan.kernel, prepared.built_arch).hash
+            prepared.kernel_hash, *_ = [build(kernel, prepared.built_arch).hash for kernel in plan.kernels]
             prepared.tuning["tile_n"] = plan.tile_n
         return prepared

@@ -205,8 +205,8 @@ def _encode(tiles: Tensor) -> tuple[Tensor, Tensor]:
     turn = (rank * _BANKS + bank).flatten()
     dealt = torch.arange(_SLOTS, device=device).unsqueeze(1) <= rank[:, :, -1].unsqueeze(1)
     position = dealt.flatten(1).cumsum(1, dtype=torch.int16) - 1
-    counts = position[:, -1:].int() + 1
-    begin = counts.cumsum(0) - counts
+    counts = position[:, -1:] + 1
+    begin = counts.cumsum(0, dtype=torch.int32) - counts
     target = (begin + _lane_order(position, counts // VECTOR)).flatten()
 
     index = stored.flatten().nonzero().squeeze(1)
@@ -229,10 +229,10 @@ def _lane_order(position: Tensor, vectors: Tensor) -> Tensor:
     A warp loads 32 of the tile's `vectors` [tiles, 1] (fewer at the end) and stores entry 0 of them all, then
     entry 1, and so on.
     """
-    within = position % (_WARP * VECTOR)
+    within = position & (_WARP * VECTOR - 1)
     group = position - within
-    lanes = (vectors - group // VECTOR).clamp(max=_WARP)
-    entry = sum((within >= number * lanes).int() for number in range(1, VECTOR))
+    lanes = (vectors - group // VECTOR).clamp_(max=_WARP)
+    entry = sum((within >= number * lanes).to(position.dtype) for number in range(1, VECTOR))
     return group + (within - entry * lanes) * VECTOR + entry
 
 

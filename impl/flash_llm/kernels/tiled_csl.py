@@ -62,8 +62,9 @@ class Plan:
     split_k: int
 
     @property
-    def kernel(self) -> Kernel:
-        return SPMM[self.tile_n]
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What is launched, in order."""
+        return (SPMM[self.tile_n],) if self.split_k == 1 else (SPMM[self.tile_n], REDUCE)
 
 
 @functools.cache
@@ -111,7 +112,7 @@ def multiply(entries: Tensor, offsets: Tensor, x: Tensor, m: int, plan: Plan, la
     out = y if plan.split_k == 1 else torch.empty(plan.split_k, m, n, dtype=torch.float32, device=x.device)
     grid = (tile_grid(m, k)[0] * -(-n // plan.tile_n), plan.split_k, 1)
     sizes = (np.int32(m), np.int32(n), np.int32(k), np.int64(x.stride(0)))
-    launch(plan.kernel, grid, (entries, offsets, x, out, *sizes))
+    launch(SPMM[plan.tile_n], grid, (entries, offsets, x, out, *sizes))
     if plan.split_k > 1:
         blocks = -(-y.numel() // REDUCE.threads)
         launch(REDUCE, (blocks, 1, 1), (out, y, np.int64(y.numel()), np.int32(plan.split_k)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from harness.contender import Target, discover
 from harness.ops.spmm import SpMM
@@ -48,3 +49,14 @@ def test_bytes_of_the_format_are_reported():
 def test_what_cannot_run_says_why(changes, target, reason):
     answer = CONTENDER.unsupported(make_params(**changes), target)
     assert answer is None if reason is None else reason in answer
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernel_runs():
+    params = make_params(m=1000, k=3000)
+    inputs = SpMM().inputs(params, "cuda")
+    prepared = CONTENDER.prepare(params, inputs, Target("cuda", "GPU", torch.cuda.get_device_capability()))
+    assert_is_product(prepared.run()["y"].cpu(), inputs["w"].cpu(), inputs["x"].cpu())
+    assert (prepared.backend, prepared.kernel_arch, prepared.tuning["tile_n"]) == ("kernel", "sm_80", 16)
+    assert prepared.tuning["split_k"] > 1
+    assert prepared.kernel_hash

@@ -20,7 +20,7 @@ def test_narrowest_tile_that_holds_n(n, tile_n):
 def test_a_layer_fills_the_machine(m, k, n):
     """At least four fifths of the block slots are taken, averaged over the waves."""
     plan = choose_plan(m, n, k, H200_SMS)
-    slots = H200_SMS * plan.kernel.min_blocks_per_sm
+    slots = H200_SMS * plan.kernels[0].min_blocks_per_sm
     blocks = m // 128 * plan.split_k
     assert blocks / (-(-blocks // slots) * slots) >= 0.8
 
