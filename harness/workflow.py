@@ -53,8 +53,11 @@ def open_run(config: Config) -> Path:
 
 
 def kernel_hash() -> str:
-    """Hash of everything under impl/ that a compiled kernel depends on."""
-    return hash_sources([ROOT / "impl"])
+    """Hash of what the compiled kernels and their resource report depend on."""
+    impl = ROOT / "impl"
+    return hash_sources(
+        [impl / "cuda/build.py", impl / "cuda/report.py", impl / "cuda/include", *impl.glob("*/kernels")]
+    )
 
 
 def todo_file(config: Config, name: str) -> Path:

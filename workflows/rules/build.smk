@@ -1,3 +1,4 @@
+# First and alone: measuring would be disturbed, and a kernel that breaks its budget is not worth measuring.
 rule build:
     input:
         config=CONFIG_FILE,
@@ -9,8 +10,11 @@ rule build:
         ),
     log:
         f"{RESULTS}/logs/build.log",
+    priority: 2
     conda:
         ENVIRONMENT
+    resources:
+        gpu=1,
     params:
         kernels=run.kernel_hash(),
     message:

@@ -6,7 +6,6 @@ HEADLINE = [
 rule measure:
     input:
         config=CONFIG_FILE,
-        resources=ancient(rules.build.output),
         todo=f"{RESULTS}/todo/{{panel}}.txt",
     output:
         f"{RESULTS}/panels/{{panel}}.parquet",
