@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -18,10 +19,17 @@ from impl.cuda.emulator.symbols import thread_local_arrays
 
 _HERE = Path(__file__).parent
 _EMULATED_INCLUDE = _HERE / "include"
-_COMMON_OPTIONS = ["-std=c++17", "-g1", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-unknown-pragmas"]
+_COMMON_OPTIONS = [
+    "-std=c++17",
+    "-g1",
+    "-gdwarf-4",  # addr2line misreads the first lines of a function in version 5
+    "-fPIC",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    "-Wno-unknown-pragmas",
+]
 _RUNTIME_OPTIONS = ["-O2", "-Wall", "-Wextra", "-Wno-parentheses"]
 _KERNEL_OPTIONS = [
-    "-O2",
     # Calls hooks.cpp before each memory access. Without the scalar replacement of aggregates, a copy of a uint4
     # stays one access of 16 bytes, as in the kernel's machine code on the GPU.
     "-fsanitize=thread",
@@ -29,8 +37,9 @@ _KERNEL_OPTIONS = [
     "-fno-tree-sra",
     "-fno-ipa-sra",
     "-fno-extern-tls-init",
-    "-ftrivial-auto-var-init=pattern",
 ]
+_FAST_OPTIONS = ["-O2", "-ftrivial-auto-var-init=pattern"]
+_DEBUG_OPTIONS = ["-O0", "-g2"]
 _REDZONE_BYTES = 1024
 _SHARED_ARRAY = re.compile(r"^(\w+:\n\t\.zero\t\d+\n)", re.MULTILINE)
 
@@ -57,6 +66,11 @@ def available() -> str | None:
     return f"the emulator needs {', '.join(missing)} (install g++ 12 or newer and binutils)" if missing else None
 
 
+def debugging() -> bool:
+    """Whether VOLTABENCH_EMULATOR_DEBUG is set: kernels then keep all variables, and blocks run one by one."""
+    return bool(os.environ.get("VOLTABENCH_EMULATOR_DEBUG"))
+
+
 @functools.cache
 def compile_kernel(kernel: Kernel) -> Library:
     """Compile `kernel` and the runtime for the CPU, or fetch them from the cache. Raises BuildError with g++'s log."""
@@ -64,11 +78,12 @@ def compile_kernel(kernel: Kernel) -> Library:
         raise BuildError(reason)
     options = [*_COMMON_OPTIONS, *_machine_options()]
     sources = [*source_closure(kernel.file), *_headers(), Path(__file__)]
-    key = _digest([kernel.entry, kernel.macros, options, _KERNEL_OPTIONS, _compiler()], sources)
+    kernel_options = [*options, *_KERNEL_OPTIONS, *(_DEBUG_OPTIONS if debugging() else _FAST_OPTIONS)]
+    key = _digest([kernel.entry, kernel.macros, kernel_options, _compiler()], sources)
     runtime = _runtime(options)
     path = _cache() / f"{kernel.entry}-{key}-{runtime.stem}.so"
     if not path.is_file():
-        _compile(kernel, options, runtime, path)
+        _compile(kernel, kernel_options, runtime, path)
     return _describe(path)
 
 
@@ -79,16 +94,16 @@ def _compile(kernel: Kernel, options: list[str], runtime: Path, target: Path) ->
         macros = [f"-D{name}={value}" for name, value in kernel.macros]
         includes = [f"-I{folder}" for folder in (kernel.file.parent, _EMULATED_INCLUDE, INCLUDE)]
         force = ["-include", str(_EMULATED_INCLUDE / "emulated.h")]
-        _run(kernel.name, [*options, *_KERNEL_OPTIONS, *macros, *includes, *force, "-S", unit, "-o", assembly])
+        _run(kernel.name, [*options, *macros, *includes, *force, "-S", unit, "-o", assembly])
         assembly.write_text(_with_redzones(assembly.read_text()))
-        _run(kernel.name, ["-g1", "-shared", "-pthread", assembly, runtime, "-o", library])
+        _run(kernel.name, ["-shared", "-pthread", assembly, runtime, "-o", library])
         library.rename(target)
 
 
 def _with_redzones(assembly: str) -> str:
-    """Put unused bytes around each thread-local (that is, shared) array, so that no index out of bounds reaches another.
+    """Put unused bytes around each thread-local, that is, shared array: an index out of bounds reaches no other one.
 
-    They are a multiple of any array's alignment.
+    Their number is a multiple of any array's alignment.
     """
     zone = rf"\t.zero\t{_REDZONE_BYTES}\n"
     head, *sections = re.split(r"(?=^\t\.section\t)", assembly, flags=re.MULTILINE)

@@ -17,8 +17,9 @@ import torch
 
 from impl.cuda.build import Kernel
 from impl.cuda.emulator import abi
-from impl.cuda.emulator.compile import Library, compile_kernel
+from impl.cuda.emulator.compile import Library, compile_kernel, debugging
 from impl.cuda.emulator.symbols import source_lines
+from impl.cuda.report import LIMITS
 
 Argument = torch.Tensor | np.int32 | np.int64 | np.float32
 
@@ -62,7 +63,8 @@ def launch(
     `args` are the entry's parameters in order: CPU tensors and numpy scalars. `seed` orders blocks and threads.
     `check_races` also looks for shared bytes that two threads touch without a barrier between them, one writing.
     Raises EmulatedFault at the first fault, BuildError when g++ is missing or refuses the source, TypeError when
-    `args` do not fit the entry's parameters.
+    `args` do not fit the entry's parameters, ValueError when a block of the kernel's architecture has less shared
+    memory than it wants.
     """
     _run(kernel, grid, args, seed, check_races, abi.ReportCounter())
 
@@ -94,6 +96,7 @@ def _run(
     report_counter: ctypes._CFuncPtr,
 ) -> None:
     library = compile_kernel(kernel)
+    _check_shared_bytes(kernel, library)
     loaded = _load(library.path)
     buffers: dict[int, _GuardedBuffer] = {}
     values = [_value(argument, buffers) for argument in args]
@@ -110,7 +113,7 @@ def _run(
         shared_array_count=len(shared),
         shared_symbol_offset=library.dynamic_offset,
         seed=seed,
-        workers=min(len(os.sched_getaffinity(0)), math.prod(grid)),
+        workers=1 if debugging() else min(len(os.sched_getaffinity(0)), math.prod(grid)),
         check_races=check_races,
         report_counter=report_counter,
     )
@@ -158,6 +161,14 @@ def _load(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.emulated_run.restype = None
     return loaded
+
+
+def _check_shared_bytes(kernel: Kernel, library: Library) -> None:
+    limits = LIMITS[kernel.arch]
+    most = limits.shared_bytes - limits.reserved_shared_bytes
+    used = kernel.dynamic_shared_bytes + sum(size for _, size in library.shared_arrays)
+    if used > most:
+        raise ValueError(f"{kernel.name}: {used} bytes of shared memory; a block of {kernel.arch} has at most {most}")
 
 
 def _check_signature(kernel: Kernel, loaded: ctypes.CDLL, given: list[int]) -> None:

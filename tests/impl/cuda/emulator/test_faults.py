@@ -29,7 +29,12 @@ _FAULTS = {
         "",
         "read of 8 bytes outside global memory: byte 512 of",
     ),
-    "static shared overflow": (_ONE, "first[27 + thread] = 1", "", "outside shared memory: byte 256 of an array of 256"),
+    "static shared overflow": (
+        _ONE,
+        "first[27 + thread] = 1",
+        "",
+        "outside shared memory: byte 256 of an array of 256",
+    ),
     "static shared underflow": (_ONE, "second[thread - 38] = 1", "", "write of 4 bytes outside shared memory"),
     "dynamic shared overflow": (_ONE, "dynamic[256] = 1", "", "outside shared memory: byte 1024 of an array of 1024"),
     "shared never written": (_ONE, "value = dynamic[4 * thread + 1]", "", "which was never written"),
@@ -150,7 +155,9 @@ def test_fault_is_found_at_its_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", _RACES)
 def test_race_is_found(name: str) -> None:
-    with pytest.raises(EmulatedFault, match=r"race at shared byte \d+: thread \d+ (read|wrote) it at faulty.cu:") as caught:
+    with pytest.raises(
+        EmulatedFault, match=r"race at shared byte \d+: thread \d+ (read|wrote) it at faulty.cu:"
+    ) as caught:
         _run(_RACES[name], check_races=True)
     assert _line("STATEMENT;") in str(caught.value)
 
