@@ -1,4 +1,4 @@
-"""Tiled-CSL: the compressed weight that Flash-LLM streams (Xia et al., PVLDB 17(2), 2023, section 4.3).
+"""Tiled-CSL: the compressed weight that Flash-LLM streams (Xia et al., PVLDB 17(2), 2023).
 
 W [m, k] is cut into tiles of 128 x 64, numbered row by row. A stored element is one 32-bit entry: the low
 half holds its fp16 bits, the high half its place, a byte offset into the tile as the kernel lays it out in

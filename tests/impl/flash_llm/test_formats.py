@@ -90,14 +90,16 @@ def test_a_full_tile_is_stored_without_conflicts():
     assert list(store_cycles(matrix, 0)) == [1] * 256
 
 
-@pytest.mark.parametrize("density", [0.1, 0.2, 0.3, 0.5])
-def test_stores_of_a_random_tile_take_few_cycles(density):
-    """Never far from what no order can beat: as many cycles as the fullest bank has entries."""
-    matrix = TiledCSL.from_dense(random_sparse(128, 64, density))
-    fullest = int((matrix.entries >> 18 & 31).bincount().max())
-    assert sum(store_cycles(matrix, 0)) <= 1.15 * fullest + 3
+@pytest.mark.parametrize(("density", "excess"), [(0.1, 0.3), (0.2, 0.2), (0.5, 0.1)])
+def test_stores_of_random_tiles_take_few_cycles(density, excess):
+    """Near what no order can beat: as many cycles as a tile's fullest bank has entries. Summed over 16 tiles."""
+    matrix = TiledCSL.from_dense(random_sparse(512, 256, density))
+    tiles = matrix.entries.split((matrix.offsets.diff() * 4).tolist())
+    fullest = sum(int((entries >> 18 & 31).bincount().max()) for entries in tiles)
+    assert sum(sum(store_cycles(matrix, tile)) for tile in range(16)) <= (1 + excess) * fullest
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_csr_and_coo_round_trip(shape):
     w = random_sparse(*shape, 0.3)
