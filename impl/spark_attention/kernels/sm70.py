@@ -7,6 +7,7 @@ from pathlib import Path
 from impl.cuda.build import Kernel
 
 BLOCK_M = 128
+_SHARED_BYTES_PER_SM = 96 * 1024
 # (padded head dim, fp16 accumulators): BLOCK_N, blocks per SM, registers. Fewer keys for fp16: their sums err less.
 _TILES = {(64, False): (64, 2, 255), (64, True): (32, 3, 168), (128, False): (32, 2, 255), (128, True): (32, 2, 255)}
 
@@ -19,6 +20,8 @@ def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool, *, p_t
     p_through_shared: probabilities travel through shared memory, not by shuffles; for comparison, not in FORWARD.
     """
     block_n, blocks_per_sm, max_registers = _TILES[padded_dim, accumulate_fp16]
+    shared_bytes = ((BLOCK_M + 2 * block_n) * padded_dim + p_through_shared * BLOCK_M * block_n) * 2
+    blocks_per_sm = min(blocks_per_sm, _SHARED_BYTES_PER_SM // shared_bytes)
     flags = {"fp16acc": accumulate_fp16, "unaligned": not aligned, "p_through_shared": p_through_shared}
     suffix = "".join(f"_{flag}" for flag, is_set in flags.items() if is_set)
     return Kernel(
@@ -35,7 +38,7 @@ def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool, *, p_t
             ("MIN_BLOCKS", blocks_per_sm),
         ),
         threads=128,
-        dynamic_shared_bytes=((BLOCK_M + 2 * block_n) * padded_dim + p_through_shared * BLOCK_M * block_n) * 2,
+        dynamic_shared_bytes=shared_bytes,
         max_registers=max_registers,
         min_blocks_per_sm=blocks_per_sm,
     )
