@@ -42,7 +42,8 @@ class Xformers(Contender):
         return None
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
-        from xformers.ops import LowerTriangularFromBottomRightMask, fmha, memory_efficient_attention
+        from xformers.ops import fmha, memory_efficient_attention
+        from xformers.ops.fmha.attn_bias import LowerTriangularFromBottomRightMask
 
         forward = functools.partial(
             memory_efficient_attention,

@@ -20,7 +20,10 @@ torch = lazy_import("torch")
 
 
 class SdpaMasked(Contender):
-    """The backend is PyTorch's own choice, recorded in `tuning`. Expanding the mask is set-up."""
+    """PyTorch's own choice of backend, recorded in `tuning`, less cuDNN: that one is wrong on rows that keep no key.
+
+    Expanding the mask is set-up.
+    """
 
     name = "sdpa_masked"
     op = "block_sparse_attention"
@@ -34,7 +37,7 @@ class SdpaMasked(Contender):
         return renormalised_only(params)
 
     def prepare(self, params: BlockSparseParams, inputs: Tensors, target: Target) -> Prepared:
-        from torch.nn.attention import SDPBackend
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
         rows = range(params.seqlen_q)
         mask = pattern_mask(inputs["pattern"], params.block, rows, params.seqlen_k)
@@ -42,9 +45,13 @@ class SdpaMasked(Contender):
             mask &= causal_mask(rows, params.seqlen_q, params.seqlen_k, target.device)
         options = {"attn_mask": mask[None], "enable_gqa": params.num_heads != params.num_heads_kv}
 
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
         def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+            with sdpa_kernel(backends):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
         run = attention_call(forward, inputs)
-        chosen = SDPBackend(torch._fused_sdp_choice(inputs["q"], inputs["k"], inputs["v"], **options))
+        with sdpa_kernel(backends):
+            chosen = SDPBackend(torch._fused_sdp_choice(inputs["q"], inputs["k"], inputs["v"], **options))
         return Prepared(run, backend="library", tuning={"sdpa_backend": chosen.name})

@@ -19,12 +19,24 @@ HOPPER = Target("cuda", "NVIDIA H200", (9, 0), 141 * 2**30)
 ADVICE = re.compile(r"\b(use|install|choose|runs? on|pad|build|measure|takes|needs|holds|at most)\b")
 # Accumulating in fp16 is this variant's point: its error may pass the gate's limit, and its record then says so.
 MAY_BE_INCORRECT = {"spark_attention_fp16acc"}
+# Faults of libraries that the gate finds, seen on an H200 (torch 2.11): such a row is `incorrect`, whatever we wish.
+KNOWN_FAULTS = {
+    ("sdpa_cudnn", "rows that see no key are not 0"): lambda p: p.causal and p.seqlen_q > p.seqlen_k,
+    ("sdpa_flash", "one key: dk is a rounding error, not 0"): lambda p: p.direction == "backward" and p.seqlen_k == 1,
+}
 
 each_contender = pytest.mark.parametrize(("op", "name"), CONTENDERS)
 
 
 def params_of(op: str) -> list:
     return [OPS[op].Params(**fields) for fields in CASES[op]]
+
+
+def excused(name: str, params) -> bool:
+    """Whether the gate is known to fail on this case through no fault of the harness."""
+    return name in MAY_BE_INCORRECT or any(
+        who == name and applies(params) for (who, _), applies in KNOWN_FAULTS.items()
+    )
 
 
 def advises(op: str, reason: str) -> bool:
@@ -69,7 +81,7 @@ def test_runs_right_on_the_cpu_or_says_why_not(op, name):
             assert advises(op, refusal[1]), refusal
             continue
         prepared, verdict = through_the_gate(contender, params, CPU)
-        assert verdict.passed or name in MAY_BE_INCORRECT, f"{params.slug()}: {verdict.reason}"
+        assert verdict.passed or excused(name, params), f"{params.slug()}: {verdict.reason}"
         assert prepared.backend in ("reference", "emulated", "library"), "no kernel runs on a CPU"
         ran += 1
     assert ran or contender.unavailable(CPU), "an available contender runs at least one of the cases"
@@ -147,7 +159,7 @@ def test_runs_right_on_the_gpu_or_says_why_not(op, name, gpu):
             failures.append(f"{params.slug()}: {type(error).__name__}: {error}")
             continue
         ran += 1
-        if not verdict.passed and name not in MAY_BE_INCORRECT:
+        if not verdict.passed and not excused(name, params):
             failures.append(f"{params.slug()}: {verdict.reason}")
     assert not failures, "\n".join(failures)
     assert ran or contender.unavailable(gpu)
@@ -180,4 +192,4 @@ def test_replays_in_a_graph_when_it_says_so(op, name, gpu):
             graph.replay()
         stream.synchronize()
         verdict = judge(contender, params, prepared, outputs, "cuda")
-        assert verdict.passed or name in MAY_BE_INCORRECT, f"{params.slug()}: {verdict.reason}"
+        assert verdict.passed or excused(name, params), f"{params.slug()}: {verdict.reason}"

@@ -31,7 +31,10 @@ class Bed:
         self.folder = folder
         self.contenders = folder / "contenders"
         shutil.copytree(CONTENDERS, self.contenders)
-        self.environment = os.environ | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+        self.environment = os.environ | {
+            "TMPDIR": str(folder),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
 
     def configure(self, contenders: list[str], ns: list[int] = [8], run: str = "test", **top: object) -> Path:  # noqa: B006
         measure = {**MEASURE, **top.pop("measure", {})}
@@ -235,6 +238,21 @@ def test_bad_input_is_one_line_before_any_work(bed: Bed, what: str) -> None:
     assert output.startswith("voltabench: ")
     assert output.count("\n") == 1
     assert "results" in output if what == "results is a file" else "e/q" in output
+
+
+def test_the_parent_does_not_import_torch(bed: Bed) -> None:
+    config = bed.configure(["good"])
+    program = f"""
+import sys
+from harness import measure, supervise, worker
+from harness.store import pending
+assert len(pending(measure.load_config({str(config)!r}), "e/p")) == 1
+print("torch._C" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=bed.folder, env=bed.environment, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.gpu

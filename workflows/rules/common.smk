@@ -25,5 +25,5 @@ ENVIRONMENT = f"{workflow.basedir}/environment.yml"
 # This Python, from any working folder; CUDA numbers the GPUs as NVML does.
 shell.prefix(
     "set -euo pipefail; export CUDA_DEVICE_ORDER=PCI_BUS_ID; voltabench() {{ "
-    f'PYTHONPATH={shlex.quote(str(workflow.basedir))} {shlex.quote(sys.executable)} -m harness "$@"; }}}}; '
+    f'PYTHONPATH={shlex.quote(str(workflow.basedir))}"${{{{PYTHONPATH:+:$PYTHONPATH}}}}" {shlex.quote(sys.executable)} -m harness "$@"; }}}}; '
 )
