@@ -15,3 +15,6 @@ typedef __SIZE_TYPE__ size_t;
 #include "runtime_calls.h"
 #include "vector_types.h"
 #include "warp_intrinsics.h"
+
+// Reached only where a wrapper has no branch for the emulator.
+#define asm _Pragma("GCC error \"inline PTX without an emulated form: see docs/emulator.md\"") asm

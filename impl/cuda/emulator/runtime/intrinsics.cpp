@@ -51,6 +51,9 @@ void emulated_warp_barrier(unsigned mask) {
 
 void emulated_named_barrier(int barrier, int threads, bool wait) {
     if (barrier < 1 || barrier > 15) fail(CALLER, "named barriers are 1 to 15, not %d", barrier);
+    Collective whole_warp{wait ? "bar.sync" : "bar.arrive", kAllLanes, CALLER, [](Collective* const*, unsigned) {},
+                          true};
+    meet(whole_warp);
     current_thread()->block->barriers[barrier].arrive(threads, wait, CALLER);
 }
 

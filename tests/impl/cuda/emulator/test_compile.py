@@ -57,6 +57,12 @@ def test_a_refused_source_gives_the_compilers_words(special):
         emulator.launch(wrong, (1, 1, 1), [torch.zeros(128), torch.zeros(128)])
 
 
+def test_inline_ptx_is_refused(special):
+    ptx = 'asm("nop;"); emulated::exp2_fast'
+    with pytest.raises(BuildError, match="inline PTX without an emulated form"):
+        emulator_compile.compile_kernel(replace(special, macros=(("FUNCTION", f"0; {ptx}"),)))
+
+
 def test_arguments_must_fit_the_entry(special):
     x = torch.zeros(128)
     with pytest.raises(TypeError, match=r"takes parameters of \[8, 8\] bytes, not \[8, 4\]"):

@@ -1,7 +1,8 @@
-"""What shuffles, votes, atomics and fp16 arithmetic give, on the emulator and on a GPU, against plain Python."""
+"""What barriers, shuffles, atomics and arithmetic give, on the emulator and on a GPU, against plain Python."""
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -66,6 +67,35 @@ def test_the_seed_orders_threads(test_kernel):
     orders = [_order(test_kernel, seed) for seed in range(5)]
     assert len(set(map(tuple, orders))) == 5
     assert _order(test_kernel, 3) == orders[3]
+
+
+def _relay(launch, test_kernel, full: str, empty: str) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.randint(0, 1000, (4, 32), dtype=torch.int32)
+    sums = torch.full((64,), -1, dtype=torch.int32)
+    kernel = test_kernel("named_barrier.cu", "relay", 96, "sm_70", ROUNDS=4, FULL=full, EMPTY=empty)
+    launch(kernel, (1, 1, 1), [source, sums])
+    totals = source.sum(0)
+    return sums, torch.cat([totals.roll(-1), totals.roll(-2)])
+
+
+def test_named_barriers(launch, test_kernel):
+    sums, expected = _relay(launch, test_kernel, "named_barrier_arrive(1, 96)", "named_barrier_sync(2, 96)")
+    assert torch.equal(sums, expected)
+
+
+@pytest.mark.parametrize(
+    ("full", "empty", "message"),
+    [
+        ("named_barrier_arrive(1, 96)", "", "race at shared byte"),
+        ("named_barrier_arrive(3, 96)", "named_barrier_sync(2, 96)", "64 at a named barrier"),
+        ("named_barrier_arrive(1, 64)", "named_barrier_sync(2, 96)", "divergence at a named barrier"),
+        ("named_barrier_arrive(1, 90)", "named_barrier_sync(2, 96)", "whole warps"),
+        ("named_barrier_arrive(16, 96)", "named_barrier_sync(2, 96)", "named barriers are 1 to 15"),
+    ],
+)
+def test_faulty_named_barriers(test_kernel, full, empty, message):
+    with pytest.raises(emulator.EmulatedFault, match=message):
+        _relay(functools.partial(emulator.launch, check_races=True), test_kernel, full, empty)
 
 
 def _halves(n: int) -> np.ndarray:
