@@ -31,3 +31,5 @@ rule all:
         rules.build.output,
         rules.figures.input,
         rules.claims.output,
+    message:
+        f"the run is in {RESULTS}"

@@ -30,3 +30,5 @@ rule figure:
 rule figures:
     input:
         expand(f"{RESULTS}/figures/{{figure}}.svg", figure=FIGURES),
+    message:
+        f"figures are in {RESULTS}/figures"
