@@ -36,9 +36,9 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
 
 
 def attention_facets(rows: pd.DataFrame, always: list[str]) -> Panels:
-    """Panels by the columns `always`, and by experiment, dtype and head grouping where those vary."""
+    """Panels by the columns `always`, and by experiment, dtype, heads and their grouping where those vary."""
     heads = [f"{q / kv:.0f} query heads per key head" for q, kv in zip(rows.num_heads, rows.num_heads_kv, strict=True)]
-    return facets(rows.assign(grouping=heads), always, ["experiment", "dtype", "grouping"])
+    return facets(rows.assign(grouping=heads), always, ["experiment", "dtype", "num_heads", "grouping"])
 
 
 def length_labels(rows: pd.DataFrame) -> dict[str, str]:

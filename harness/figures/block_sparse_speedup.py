@@ -13,8 +13,8 @@ from harness.figures.style import BLACK
 
 __all__ = ["TITLE", "nothing", "plot", "table"]
 TITLE = "Block-sparse attention, speed-up by share of blocks kept"
-FACETS = ["direction", "seqlen_q"]
-VARYING = ["experiment", "head_dim", "num_heads", "batch", "block", "pattern", "softmax", "causal", "dtype"]
+FACETS = ["direction", "block", "seqlen_q"]
+VARYING = ["experiment", "head_dim", "num_heads", "batch", "pattern", "softmax", "causal", "dtype"]
 VALUES = ["speedup", "speedup_low", "speedup_high", "cold_median_s"]
 _IDEAL = {"color": BLACK, "linestyle": ":", "linewidth": 1.0}
 
@@ -27,7 +27,8 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     compared = without_baseline(rows)
     panels = facets(compared, FACETS, VARYING)
     ylabel = f"speed-up over\n{over(rows, run)}"
-    figure, cells = page(panels, run, TITLE, height=1.7, xlabel="share of blocks kept", ylabel=ylabel)
+    labels = {"xlabel": "share of blocks kept", "ylabel": ylabel}
+    figure, cells = page(panels, run, TITLE, columns=4 if len(panels) > 8 else 2, height=1.7, **labels)
     series = drawn(compared, "speedup", run)
     for ax, group in cells:
         density = group["density"].drop_duplicates().sort_values()

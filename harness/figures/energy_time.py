@@ -26,8 +26,10 @@ def table(run: Run) -> pd.DataFrame:
 def nothing(rows: pd.DataFrame, run: Run) -> str | None:
     if rows["energy_net_j"].notna().any():
         return None
-    reasons = rows.loc[rows["status"] == "ok", "energy_quality"].dropna().value_counts()
-    return run.explain(rows, "energy") if reasons.empty else f"no energy: {reasons.index[0]}"
+    reasons = rows.loc[rows["status"] == "ok", "energy_quality"].value_counts(ascending=True)
+    if reasons.empty:
+        return run.explain(rows, "energy")
+    return "no energy: " + "; ".join(f"{reason} ({count} records)" for reason, count in reasons.items())
 
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:

@@ -18,7 +18,7 @@ from harness.figures.run import Run
 from harness.figures.style import BLACK, COLUMN, PAGE, VERMILLION, Look
 
 Panels = list[tuple[str, pd.DataFrame]]  # title, rows
-MOST_PANELS = 12
+MOST_PANELS = 16
 TITLE_HEIGHT, FOOT, LEGEND_LINE = 0.35, 0.13, 0.152  # inches
 OPEN = {"linestyle": "", "marker": "o", "markerfacecolor": "none", "markeredgecolor": BLACK, "markersize": 3.5}
 _FORMATS = {
@@ -46,8 +46,12 @@ def words(column: str, value: Any) -> str:
 
 
 def facets(rows: pd.DataFrame, always: Sequence[str], varying: Sequence[str] = ()) -> Panels:
-    """Split rows into panels by the columns `always`, and by those of `varying` that have several values."""
-    by = [*always, *(c for c in varying if rows[c].nunique(dropna=False) > 1)]
+    """Split rows into panels by the columns `always`, and by those of `varying` that have several values.
+
+    The experiment, where it varies, comes first.
+    """
+    several = [c for c in varying if rows[c].nunique(dropna=False) > 1]
+    by = sorted([*always, *several], key=lambda column: column != "experiment")
     groups = rows.groupby(by, dropna=False, observed=True, sort=True)
     return [(", ".join(filter(None, map(words, by, key))), group) for key, group in groups]
 
@@ -82,7 +86,7 @@ def sign(figure: Figure, run: Run, title: str) -> None:
     width = figure.get_figwidth()
     if run.on_cpu:
         title = f"CPU smoke, not a GPU's speed. {title}"
-    text, colour = textwrap.fill(title, int(width * 16)), VERMILLION if run.on_cpu else BLACK
+    text, colour = textwrap.fill(title, int(width * 14)), VERMILLION if run.on_cpu else BLACK
     figure.suptitle(text, x=0.01, ha="left", fontsize=8, fontweight="bold", color=colour)
     place = textwrap.fill(run.place, int(width * 25), break_on_hyphens=False)
     _reserve(figure, FOOT * (1 + place.count("\n")) + 0.04)
@@ -128,7 +132,7 @@ def grouped_bars(
     points = axes.get_position().width * axes.figure.get_figwidth() * 72 / len(groups) * width
     for place, (name, look) in enumerate(series.items()):
         own = rows[rows["contender"] == name]
-        at = own[x].map(groups) + (place - (len(series) - 1) / 2) * width
+        at = own[x].map(groups).astype(float) + (place - (len(series) - 1) / 2) * width
         axes.bar(at, own[value], width, **look.bar)
         for position, word in zip(at, own["missing"], strict=True):
             print_missing(axes, position, word, size=min(6.0, max(4.0, 0.95 * points)))

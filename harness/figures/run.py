@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.config import load_config
 from harness.errors import MachineError
-from harness.figures.style import Look, compact, looks
+from harness.figures.style import Look, looks
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
 OPS = ("attention", "block_sparse_attention", "spmm")  # whose times figures compare
@@ -65,21 +65,24 @@ class Run:
         for name, rows in self.records.groupby("contender") if self.on_cpu else ():
             stand_ins = set(rows["backend"].dropna()) - set(ON_GPU)
             if stand_ins:
-                label, hatch = f"{found[name].label} ({compact(stand_ins)}, CPU)", found[name].hatch or "xxxx"
+                label, hatch = found[name].label, found[name].hatch or "xxxx"
+                what = f"{_distinct(stand_ins)}, CPU)"
+                label = f"{label[:-1]}; {what}" if label.endswith(")") else f"{label} ({what}"
                 found[name] = dataclasses.replace(found[name], label=label, hatch=hatch)
         return found
 
     @property
+    def device_names(self) -> str:
+        return _distinct(self.records["device_name"].dropna()) or "an unknown device"
+
+    @property
     def place(self) -> str:
         """Where, from which code and when: one line."""
-        known = {key: self.records[key].dropna() for key in ("device_name", "commit", "started_at")}
+        known = {key: self.records[key].dropna() for key in ("commit", "started_at")}
         dates = sorted({str(start)[:10] for start in known["started_at"]})
-        when = dates[0] if len(set(dates[:1] + dates[-1:])) == 1 else " to ".join(dates[:1] + dates[-1:])
-        commits = compact(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in known["commit"])
-        return (
-            f"run {self.name} · {compact(known['device_name']) or 'unknown device'}"
-            f" · commit {commits or 'unknown'} · {when or 'no date'}"
-        )
+        when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+        commits = _distinct(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in known["commit"])
+        return f"run {self.name} · {self.device_names} · commit {commits or 'unknown'} · {when or 'no date'}"
 
     def select(
         self,
@@ -120,3 +123,7 @@ class Run:
         counts = rows.groupby(["status", rows["reason"].fillna("no reason given")]).size().sort_values(ascending=False)
         parts = [f"{count} x {status} ({reason})" for (status, reason), count in counts.head(3).items()]
         return f"no {what}: " + "; ".join(parts)
+
+
+def _distinct(values: Iterable[object]) -> str:
+    return ", ".join(sorted({str(value) for value in values}))

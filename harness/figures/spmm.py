@@ -14,16 +14,18 @@ PUBLISHED = "Flash-LLM as published (A100)"
 
 
 def spmm_rows(run: Run) -> pd.DataFrame:
-    """SpMM rows with the name of their layer ("30B fc1", or "m x k" for one that the paper does not have)."""
+    """SpMM rows with their `layer` ("30B fc1", or "m x k" for one that the paper does not have): an ordered category,
+    the paper's layers first."""
     rows = run.select("spmm", SHAPE, VALUES, keep=["baseline"], speed=True)
-    names, sizes = _layers(), zip(rows["m"], rows["k"], strict=True)
-    return rows.assign(layer=[names.get((m, k), f"{m:.0f}x{k:.0f}") for m, k in sizes])
+    known, sizes = _layers(), list(zip(rows["m"], rows["k"], strict=True))
+    names = {size: known.get(size, f"{size[0]:.0f}x{size[1]:.0f}") for size in [*known, *sorted(set(sizes))]}
+    layers = pd.Categorical([names[size] for size in sizes], list(names.values()), ordered=True)
+    return rows.assign(layer=layers.remove_unused_categories())
 
 
-def in_order(layers: pd.Series) -> dict[str, str]:
-    """Layers, each as its own label: the paper's in the paper's order, then the others."""
-    found = set(layers)
-    return {name: name for name in dict.fromkeys([*_layers().values(), *sorted(found)]) if name in found}
+def random_only(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose zeros are anywhere, as the paper's are."""
+    return rows[rows["pattern"] == "random"]
 
 
 def without_baseline(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,14 +8,14 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import drawn, facets, legend, line, log_scale, page
 from harness.figures.run import Run
-from harness.figures.spmm import spmm_rows
+from harness.figures.spmm import random_only, spmm_rows
 from harness.figures.style import BLACK
 
 TITLE = "SpMM, time by share of zeros (lower is better)"
 
 
 def table(run: Run) -> pd.DataFrame:
-    rows = spmm_rows(run)
+    rows = random_only(spmm_rows(run))
     bandwidth = (rows["gbps"] / rows["bandwidth_fraction"]).median() * 1e9  # what the copy control reached
     return rows.assign(floor_s=rows["bytes_floor"] / bandwidth)
 
@@ -26,7 +26,7 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     shown = rows.assign(zeros=rows["sparsity"] * 100, us=rows["cold_median_s"] * 1e6, floor_us=rows["floor_s"] * 1e6)
-    panels = facets(shown, ["layer", "n"], ["experiment", "dtype", "pattern"])
+    panels = facets(shown, ["layer", "n"], ["experiment", "dtype"])
     figure, cells = page(panels, run, TITLE, columns=3, height=1.45, xlabel="zeros, %", ylabel="time, us")
     series = drawn(rows, "cold_median_s", run)
     for ax, group in cells:

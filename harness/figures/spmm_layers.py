@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import OPEN, drawn, facets, grouped_bars, legend, page, reference_line
 from harness.figures.run import Run
-from harness.figures.spmm import PUBLISHED, in_order, nothing, over, published_speedups, spmm_rows, without_baseline
+from harness.figures.spmm import PUBLISHED, nothing, over, published_speedups, random_only, spmm_rows, without_baseline
 
 __all__ = ["TITLE", "nothing", "plot", "table"]
 TITLE = "SpMM, speed-up of each layer"
@@ -16,8 +16,8 @@ SPARSITIES = (0.7, 0.8, 0.9)
 
 
 def table(run: Run) -> pd.DataFrame:
-    rows = spmm_rows(run)
-    rows = rows[rows["sparsity"].isin(SPARSITIES) & (rows["pattern"] == "random")]
+    rows = random_only(spmm_rows(run))
+    rows = rows[rows["sparsity"].isin(SPARSITIES)]
     return rows.merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
 
 
@@ -26,11 +26,12 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = facets(compared, ["sparsity", "n"], ["experiment", "dtype"])
     columns = min(4, compared["n"].nunique())
     figure, cells = page(panels, run, TITLE, columns=columns, height=1.35)
-    series, layers = drawn(compared, "speedup", run), in_order(compared["layer"])
+    series = drawn(compared, "speedup", run)
+    layers = {layer: layer for layer in compared["layer"].cat.remove_unused_categories().cat.categories}
     places = {layer: place for place, layer in enumerate(layers)}
     for place, (ax, group) in enumerate(cells):
         grouped_bars(ax, group, "speedup", series, "layer", layers)
-        ax.plot(group["layer"].map(places), group["published_a100"], **OPEN, zorder=5)
+        ax.plot(group["layer"].map(places).astype(int), group["published_a100"], **OPEN, zorder=5)
         reference_line(ax, 1.0)
         last = place + columns >= len(cells)
         ax.tick_params(axis="x", labelrotation=90, labelbottom=last)

@@ -21,21 +21,24 @@ BOX_FROM = 4  # fewer points are drawn without a box
 
 
 def table(run: Run) -> pd.DataFrame:
-    return spmm_rows(run).merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
+    rows = spmm_rows(run).merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
+    return rows.sort_values(["n", "sparsity", "pattern"], kind="stable")
 
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     compared = without_baseline(rows)
+    compared = compared.assign(level=[*map(_level, compared["sparsity"], compared["pattern"])])
     panels = facets(compared, ["n"], ["experiment", "dtype"])
-    ylabel = f"speed-up over {over(rows, run)}"
-    figure, cells = page(panels, run, TITLE, columns=3, height=1.9, xlabel="zeros", ylabel=ylabel)
+    columns = 2 if len(panels) in (2, 4) else 3
+    labels = {"xlabel": "zeros", "ylabel": f"speed-up over {over(rows, run)}"}
+    figure, cells = page(panels, run, TITLE, columns=columns, height=1.9, **labels)
     series = drawn(compared, "speedup", run)
     for ax, group in cells:
-        levels = {level: place for place, level in enumerate(sorted(group["sparsity"].unique()))}
+        levels = {level: place for place, level in enumerate(group["level"].drop_duplicates())}
         _boxes(ax, group, series, levels)
-        ax.plot(group["sparsity"].map(levels) + 0.46, group["published_a100"], **OPEN)
+        ax.plot(group["level"].map(levels) + 0.46, group["published_a100"], **OPEN)
         reference_line(ax, 1.0)
-        ax.set_xticks(range(len(levels)), [f"{level * 100:.4g} %" for level in levels])
+        ax.set_xticks(range(len(levels)), list(levels))
         ax.set_xlim(-0.5, len(levels) - 0.4)
         log_scale(ax, "y")
     points = [Line2D([], [], label=PUBLISHED, **OPEN)] if rows["published_a100"].notna().any() else []
@@ -43,10 +46,14 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     return figure
 
 
-def _boxes(ax: Axes, rows: pd.DataFrame, series: Mapping[str, Look], levels: Mapping[float, int]) -> None:
+def _level(sparsity: float, pattern: str) -> str:
+    return f"{sparsity * 100:.4g} %" if pattern == "random" else f"{sparsity * 100:.4g} %\n{pattern}"
+
+
+def _boxes(ax: Axes, rows: pd.DataFrame, series: Mapping[str, Look], levels: Mapping[str, int]) -> None:
     width = 0.8 / len(series)
     for place, (name, look) in enumerate(series.items()):
-        for level, group in rows[rows["contender"] == name].groupby("sparsity"):
+        for level, group in rows[rows["contender"] == name].groupby("level"):
             at = levels[level] + (place - (len(series) - 1) / 2) * width
             values = group["speedup"].dropna()
             if len(values) >= BOX_FROM:

@@ -6,7 +6,7 @@ colour and differ by hatch. Importing this module does not import matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 COLUMN, PAGE = 3.35, 7.0  # widths of a figure, inches
@@ -103,6 +103,7 @@ _REGISTRY: dict[str, tuple[str, str, str]] = {
     "cusparse_csr": (SKY, "", "v"),
     "semi_structured": (GREEN, "", "^"),
     "spark_attention": (VERMILLION, "", "o"),
+    "spark_attention_sm70": (VERMILLION, "....", "o"),
     "spark_attention_fp16acc": (VERMILLION, "////", "o"),
     "flash_llm_tiled_csl": (VERMILLION, "", "o"),
     "flash_llm_bitmap": (PURPLE, "", "h"),
@@ -129,8 +130,3 @@ def looks(roles: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, Look
         name: Look(labels.get(name, name), *(_REGISTRY.get(name) or extra[name]), ours=roles[name] == "ours")
         for name in ordered
     }
-
-
-def compact(values: Iterable[object]) -> str:
-    """Distinct values as one text, sorted."""
-    return ", ".join(sorted({str(value) for value in values}))

@@ -1,0 +1,180 @@
+"""Published claims against a run's records: what was measured, and the verdict.
+
+The claims are data (results/paper/claims.yaml). A verdict follows from the records alone: a speed claim needs our
+kernel, timed on a GPU, beside the claim's baseline on the same cases.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from harness.contender import ROOT
+from harness.figures.run import ON_GPU, Run
+from harness.statistics import geometric_mean, ratio_by_rounds
+
+PAPER = ROOT / "results" / "paper"
+REPRODUCED, PARTLY = 0.9, 0.5  # share of the published gain, on a logarithmic scale
+Verdict = Literal["reproduced", "partly", "not", "not measurable here"]
+_STATISTICS = {"geometric mean": geometric_mean, "maximum": max}
+_KEY = ["experiment", "case_id"]
+
+
+class Measure(BaseModel):
+    """What a run is held against the claim with: baseline time / our time, over the records that `where` selects."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    op: str
+    ours: str
+    baseline: str
+    where: dict[str, Any]
+    points: int = Field(gt=0)
+
+
+class Claim(BaseModel):
+    """A published number, its conditions, and either how a run judges it or why it cannot."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    system: str
+    statistic: Literal["geometric mean", "maximum", "better accuracy"]
+    value: float | None
+    gpu: str
+    condition: str
+    source: str
+    measure: Measure | None = None
+    unmeasured: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Claim:
+        if (self.measure is None) == (self.unmeasured is None):
+            raise ValueError(f"{self.id}: give either measure or unmeasured")
+        return self
+
+    @property
+    def published(self) -> str:
+        if self.value is None:
+            return "better" if self.statistic == "better accuracy" else "given, not confirmed"
+        return f"{self.value:.2f}x {self.statistic}"
+
+
+class ClaimRow(BaseModel):
+    """A row of claims.csv."""
+
+    claim_id: str = Field(description="stable name of the claim")
+    published: str = Field(description="the published number")
+    condition: str = Field(description="what it was measured on and against, and on which GPU this run was")
+    measured: str = Field("", description="the same quantity in this run, its range and how many points; else empty")
+    verdict: Verdict = Field(
+        description=f"reproduced: at least {REPRODUCED:.0%} of the published gain (ratio of logarithms) over the whole "
+        f"sweep; partly: at least {PARTLY:.0%}, or part of the sweep; not: less; not measurable here: no such records"
+    )
+    reason: str = Field(description="why this verdict")
+    system: str = Field(description="the system the claim is about")
+    source: str = Field(description="where it was published")
+
+
+def load_claims() -> list[Claim]:
+    return [Claim.model_validate(entry) for entry in yaml.safe_load((PAPER / "claims.yaml").read_text())]
+
+
+def write_claims(config: str | Path) -> None:
+    """Write results/<run>/claims.csv, and the same table as claims.html.
+
+    Raises ConfigError for a bad config, MachineError when the run has no records.
+    """
+    run = Run.open(config)
+    table = pd.DataFrame([judge(claim, run).model_dump() for claim in load_claims()])
+    table.to_csv(run.folder / "claims.csv", index=False, lineterminator="\n")
+    style = "<style>body{font:14px sans-serif}td,th{padding:4px 8px;text-align:left;vertical-align:top}</style>"
+    html = table.to_html(index=False, border=0)
+    head = f'<!DOCTYPE html><meta charset="utf-8"><title>Claims, run {run.name}</title>{style}'
+    (run.folder / "claims.html").write_text(f"{head}<p>{run.place}</p>{html}\n")
+
+
+def judge(claim: Claim, run: Run) -> ClaimRow:
+    """The verdict of a run on a claim, from the records alone."""
+
+    def row(verdict: Verdict, reason: str, measured: str = "") -> ClaimRow:
+        here = "on a CPU" if run.on_cpu else f"on {run.device_names}, cold times"
+        condition = f"{claim.condition}; published on {claim.gpu}, this run {here}"
+        fixed = {"claim_id": claim.id, "published": claim.published, "system": claim.system, "source": claim.source}
+        return ClaimRow(condition=condition, verdict=verdict, reason=reason, measured=measured, **fixed)
+
+    if claim.measure is None:
+        return row("not measurable here", claim.unmeasured)
+    if run.on_cpu:
+        return row("not measurable here", "a speed claim needs the kernel on a GPU; this run was on a CPU")
+    sides = {name: _points(run, claim.measure, name) for name in (claim.measure.ours, claim.measure.baseline)}
+    for name, points in sides.items():
+        if points.empty:
+            return row("not measurable here", f"the run has no {name} on the claim's sweep")
+    ours, baseline = sides.values()
+    for name, points in sides.items():
+        if not points["timed"].any():
+            return row("not measurable here", f"no time of {name}: {_losses(points)}")
+    ratios = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]])
+    if ratios.empty:
+        return row("not measurable here", "ours and the baseline were timed on no common case")
+    value = _STATISTICS[claim.statistic](list(ratios))
+    measured = f"{value:.2f}x {claim.statistic} of {len(ratios)} ({ratios.min():.2f}x to {ratios.max():.2f}x)"
+    if claim.value is None:
+        return row("not measurable here", "the published value could not be confirmed", measured)
+    share = math.log(value) / math.log(claim.value)
+    verdict: Verdict = "reproduced" if share >= REPRODUCED else "partly" if share >= PARTLY else "not"
+    reasons = [f"{share:.0%} of the published gain" if value > 1 else "no gain: ours is not faster than the baseline"]
+    if len(ours) < claim.measure.points:
+        reasons.append(f"the run has {len(ours)} of the {claim.measure.points} points")
+    if not ours["timed"].all():
+        reasons.append(f"ours has no time on some: {_losses(ours)}")
+    if verdict == "reproduced" and len(reasons) > 1:
+        verdict = "partly"
+    if not baseline["timed"].all():
+        reasons.append(f"left out, for the baseline has no time there: {_losses(baseline)}")
+    return row(verdict, "; ".join(reasons), measured)
+
+
+def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
+    """The contender's records on the claim's sweep, each case once; `timed` where its time is a speed on a GPU."""
+    rows = run.records[(run.records["op"] == measure.op) & (run.records["contender"] == contender)]
+    layers = pd.read_csv(PAPER / "opt_layers.csv").set_index(["m", "k"]).index
+    rows = rows.drop_duplicates(_KEY).assign(
+        tokens=rows["batch"] * rows["seqlen_q"],
+        hidden=rows["num_heads"] * rows["head_dim"],
+        paper_layer=pd.MultiIndex.from_frame(rows[["m", "k"]]).isin(layers),
+    )
+    for column, wanted in measure.where.items():
+        rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+    kinds = ("kernel",) if rows["role"].eq("ours").any() else ON_GPU
+    timed = (rows["status"] == "ok") & rows["backend"].isin(kinds) & rows["cold_median_s"].notna()
+    return rows.assign(timed=timed)
+
+
+def _losses(points: pd.DataFrame) -> str:
+    lost = points[~points["timed"]]
+    counts = lost.groupby(["status", lost["reason"].fillna(lost["backend"]).fillna("no reason given")]).size()
+    return ", ".join(f"{count} x {status} ({reason})" for (status, reason), count in counts.items())
+
+
+def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame) -> pd.Series:
+    """Baseline time / our time of each common case: the record's own where it is over this baseline, else from the
+    samples, both as the median over the rounds."""
+    theirs, own = baseline["contender"].iloc[0], ours["contender"].iloc[0]
+    common = ours.merge(baseline[_KEY], on=_KEY)
+    if (common["baseline"] == theirs).all() and common["speedup"].notna().all():
+        return common["speedup"]
+    keep = [("contender", "in", [theirs, own]), ("metric", "==", "cold"), ("accepted", "==", True)]
+    samples = pd.read_parquet(run.folder / "samples.parquet", filters=keep)
+    rounds = {
+        key: rows.groupby("round")["seconds"].agg(list).to_dict() for key, rows in samples.groupby([*_KEY, "contender"])
+    }
+    cases = common[_KEY].itertuples(index=False, name=None)
+    found = [ratio_by_rounds(rounds.get((*case, theirs), {}), rounds.get((*case, own), {})) for case in cases]
+    return pd.Series([ratio[0] for ratio in found if ratio], dtype=float)
