@@ -9,7 +9,16 @@ import torch
 
 from harness.ops import OPS
 from harness.verify import Gate
-from tests.impl.spark_attention.backends import CPU, EMULATED, GPU, device_of, forward, gpu
+from tests.impl.spark_attention.backends import (
+    CPU,
+    EMULATED,
+    EMULATED_SM70,
+    EMULATED_SM80,
+    GPU,
+    device_of,
+    forward,
+    gpu,
+)
 
 OP = OPS["attention"]
 everywhere = pytest.mark.parametrize("backend", [*CPU, *EMULATED, *GPU])
@@ -103,7 +112,7 @@ def test_grouped_heads(backend, heads):
     check(params, inputs_of(params, backend), backend)
 
 
-@pytest.mark.parametrize("backend", [*CPU, *EMULATED, pytest.param("native", marks=gpu)])
+@pytest.mark.parametrize("backend", [*CPU, EMULATED_SM80, pytest.param("native", marks=gpu)])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_bfloat16(backend, head_dim):
     params = case(seqlen=100, head_dim=head_dim, causal=True, dtype="bfloat16")
@@ -191,7 +200,7 @@ def test_offsets_past_32_bits(backend):
     check(params, {"q": q, "k": k, "v": v}, backend)
 
 
-@pytest.mark.parametrize("backend", [*CPU, pytest.param("sm_70", marks=gpu)])
+@pytest.mark.parametrize("backend", [*CPU, EMULATED_SM70, pytest.param("sm_70", marks=gpu)])
 @causal_or_not
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_fp16_accumulation(backend, head_dim, causal):

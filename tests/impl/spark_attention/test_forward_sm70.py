@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -12,10 +11,10 @@ from torch import Tensor
 from harness.verify import max_error, ulp_of_max
 from impl.cuda import emulator
 from impl.spark_attention import reference
-from impl.spark_attention.kernels.forward import empty_outputs, forward_arguments, forward_grid, select_kernel
 from impl.spark_attention.kernels.sm70 import FORWARD, forward_kernel
+from tests.impl.spark_attention.backends import emulated, kernel_call, outputs_of
 
-pytestmark = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+pytestmark = emulated
 each_kernel = pytest.mark.parametrize(
     ("head_dim", "accumulate"), list(itertools.product([64, 59, 128, 111], ["fp32", "fp16"]))
 )
@@ -25,22 +24,19 @@ def random_qkv(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(shape).half() for _ in range(3))
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, accumulate: str, causal: bool = True) -> tuple:
-    """Kernel, grid and arguments of a forward; arguments 3 and 4 are out and lse, full of NaN."""
-    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
-    kernel = select_kernel(q, k, v, accumulate, "sm_70")
-    return kernel, forward_grid(kernel, q), forward_arguments(q, k, v, out, lse, causal, q.shape[-1] ** -0.5)
+def call(*tensors: Tensor, accumulate: str, causal: bool = True) -> tuple:
+    return kernel_call(*tensors, "sm_70", causal=causal, accumulate=accumulate)
 
 
 def forward(*tensors: Tensor, accumulate: str, causal: bool = True, **options) -> tuple[Tensor, Tensor]:
-    kernel, grid, arguments = call(*tensors, accumulate, causal)
+    kernel, grid, arguments = call(*tensors, accumulate=accumulate, causal=causal)
     emulator.launch(kernel, grid, arguments, **options)
-    return arguments[3], arguments[4]
+    return outputs_of(arguments)
 
 
 def test_head_dim_alignment_and_accumulator_choose_among_all_kernels():
     chosen = {
-        call(*random_qkv(1, 1, 1, head_dim), accumulate)[0]
+        call(*random_qkv(1, 1, 1, head_dim), accumulate=accumulate)[0]
         for head_dim, accumulate in itertools.product([8, 59, 64, 72, 111, 128], ["fp32", "fp16"])
     }
     assert chosen == set(FORWARD)
@@ -57,7 +53,7 @@ def test_no_races_and_the_same_bits_in_any_order(head_dim, accumulate):
 
 @each_kernel
 def test_tiles_meet_no_bank_conflicts(head_dim, accumulate):
-    counts = emulator.count(*call(*random_qkv(1, 1, 128, head_dim), accumulate))
+    counts = emulator.count(*call(*random_qkv(1, 1, 128, head_dim), accumulate=accumulate))
     wide = [c for c in counts if c.bytes == 16 and c.instruction in ("ld.shared", "st.shared")]
     assert {c.instruction for c in wide} == {"ld.shared", "st.shared"}
     assert [c for c in wide if c.wavefronts != c.ideal_wavefronts] == []
@@ -79,10 +75,10 @@ def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
 def test_probabilities_through_shared_memory_are_the_same(head_dim, accumulate):
     tensors = random_qkv(1, 1, 150, head_dim)
     in_registers = forward(*tensors, accumulate=accumulate)
-    kernel, grid, arguments = call(*tensors, accumulate)
+    _, grid, arguments = call(*tensors, accumulate=accumulate)
     kernel = forward_kernel(head_dim, aligned=True, accumulate_fp16=accumulate == "fp16", p_through_shared=True)
     counts = emulator.count(kernel, grid, arguments)
-    assert all(map(torch.equal, in_registers, arguments[3:5]))
+    assert all(map(torch.equal, in_registers, outputs_of(arguments)))
     moves = [c for c in counts if "probabilities_sm70" in c.line and c.instruction in ("ld.shared", "st.shared")]
     assert {c.instruction for c in moves} == {"ld.shared", "st.shared"}
     assert [c for c in moves if c.wavefronts != c.ideal_wavefronts] == []

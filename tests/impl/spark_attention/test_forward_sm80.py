@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from impl.cuda import emulator
-from impl.spark_attention.kernels.forward import empty_outputs, forward_arguments, forward_grid, select_kernel
+from tests.impl.spark_attention.backends import emulated, kernel_call, outputs_of
 
-pytestmark = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+pytestmark = emulated
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 59, 128, 111])
 
 
 def call(seqlen: int, head_dim: int) -> tuple:
-    """Kernel, grid and arguments of a causal forward; arguments 3 and 4 are out and lse, full of NaN."""
-    q, k, v = (torch.randn(1, 1, seqlen, head_dim).half() for _ in range(3))
-    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
-    kernel = select_kernel(q, k, v, "fp32", "sm_80")
-    return kernel, forward_grid(kernel, q), forward_arguments(q, k, v, out, lse, True, head_dim**-0.5)
+    tensors = (torch.randn(1, 1, seqlen, head_dim).half() for _ in range(3))
+    return kernel_call(*tensors, "sm_80", causal=True)
 
 
 @each_head_dim
 def test_no_races_and_the_same_bits_in_any_order(head_dim):
     kernel, grid, arguments = call(150, head_dim)
     emulator.launch(kernel, grid, arguments, check_races=True)
-    first = [t.clone() for t in arguments[3:5]]
+    first = [t.clone() for t in outputs_of(arguments)]
     for seed in range(1, 3):
         emulator.launch(kernel, grid, arguments, seed=seed)
-        assert all(map(torch.equal, first, arguments[3:5]))
+        assert all(map(torch.equal, first, outputs_of(arguments)))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
