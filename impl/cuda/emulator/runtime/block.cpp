@@ -192,7 +192,7 @@ void Block::report_deadlock() {
 
 namespace {
 
-[[noreturn]] void stop(Thread& thread, const void* code, const char* format, va_list arguments) {
+[[noreturn]] void emulated_fault(Thread& thread, const void* code, const char* format, va_list arguments) {
     static std::mutex mutex;
     Block& block = *thread.block;
     {
@@ -214,11 +214,11 @@ namespace {
 void fail(const void* code, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    stop(*current_thread(), code, format, arguments);
+    emulated_fault(*current_thread(), code, format, arguments);
 }
 
 void fail_in(Thread& thread, const void* code, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    stop(thread, code, format, arguments);
+    emulated_fault(thread, code, format, arguments);
 }
