@@ -81,9 +81,10 @@ class Bench:
         if any(cell.going for cell in cells) and (inputs := self._inputs(case, cells)):
             self._prepare_all(case, cells, inputs)
             self._time_all(case, cells)
+        libraries = json.dumps(provenance.library_versions())
         for cell in cells:
             cell.release()
-            cell.record.libraries = json.dumps(provenance.library_versions())
+            cell.record.libraries = libraries
 
     def _inputs(self, case: Case, cells: list[Cell]) -> Tensors | None:
         """The case's inputs; where making them fails, every cell ends with that reason."""

@@ -96,23 +96,22 @@ class PanelRun:
 
     def _follow(self, worker: WorkerProcess, stop: Stop) -> bool:
         """Take in events until the worker ends; True when it ended by itself."""
-        while True:
+        while not stop():
             timeout_s = self._config.measure.timeout_s if self._drafts else START_S
             try:
                 event = worker.next_event(timeout_s, stop)
             except Hang:
-                self._close_unfinished("timeout", f"{self._at[1]}: no end within {timeout_s:g} s")
+                if self._drafts:
+                    self._close_unfinished("timeout", f"{self._at[1]}: no end within {timeout_s:g} s")
                 return True
-            if stop():
-                return False
             if event is None:
-                how = worker.how_it_died()
-                if self._drafts and not how.startswith("ended with exit code 0"):
-                    self._close_unfinished("crashed", f"{self._at[1]}: {how}")
-                return True
+                if self._drafts and not stop():
+                    self._close_unfinished("crashed", f"{self._at[1]}: {worker.how_it_died()}")
+                return not stop()
             if event["event"] == "done" or (event["event"] == "case" and self._is_budget_spent()):
                 return False
             self._take(event)
+        return False
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -126,8 +125,8 @@ class PanelRun:
                 self._at = event["contender"], event["stage"]
             case "record":
                 self._keep(Record.model_validate(event["record"]), event["samples"])
-            case "uncapturable":
-                self._uncapturable.add(event["contender"])
+            case "restart":
+                self._uncapturable |= {event["uncapturable"]} - {None}
                 self._drafts = {}
             case "case_done":
                 self._drafts = {}
@@ -190,9 +189,8 @@ class PanelRun:
 
     def _is_budget_spent(self) -> bool:
         if self._budget.is_spent:
-            self._console.print(
-                f"{self._panel}: the budget of {self._config.budget_min:g} min is spent, {len(self._todo)} cases left"
-            )
+            spent = f"the budget of {self._config.budget_min:g} min is spent, {len(self._todo)} cases left"
+            self._console.print(f"{self._panel}: {spent}", soft_wrap=True)
             return True
         return False
 
@@ -210,19 +208,18 @@ def measure_panel(config_path: str | Path, panel: str) -> None:
     console = Console(stderr=True, highlight=False)
     candidates = _candidates(config)
     with (
-        Store(records_path(config, panel)) as store,
         Stop().watched() as stop,
         hold_one(list(candidates), lambda text: console.print(text, soft_wrap=True), stop) as device,
     ):
         if not stop():
             gpu = candidates[device]
-            if gpu:
-                _check_idle(gpu)
-            PanelRun(config, Path(config_path), panel, store, gpu, console).run(stop)
+            with Store(records_path(config, panel)) as store:
+                if gpu:
+                    _check_idle(gpu)
+                PanelRun(config, Path(config_path), panel, store, gpu, console).run(stop)
     if stop():
-        console.print(
-            f"{panel}: stopped by {signal.Signals(stop.signal).name}; its records are safe, run again to go on"
-        )
+        name = signal.Signals(stop.signal).name
+        console.print(f"{panel}: stopped by {name}; its records are safe, run again to go on", soft_wrap=True)
         sys.exit(128 + stop.signal)
     write_panel(config, panel)
 

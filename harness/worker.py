@@ -75,9 +75,10 @@ class Worker:
             cell = next(cell for cell in cells if cell.name == lost.contender)
             cell.end("crashed", lost.reason)
             self._emit_record(cell)
+            self._emit("restart", uncapturable=None)
             return False
         except Uncapturable as error:
-            self._emit("uncapturable", contender=error.contender)
+            self._emit("restart", uncapturable=error.contender)
             return False
         for cell in cells:
             if cell.wanted:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from harness.contender import Contender, Prepared, Target
+from harness.lazy import lazy_import
 from harness.ops.base import Tensors
+
+torch = lazy_import("torch")
 
 
 class _SpMM(Contender):
