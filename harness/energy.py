@@ -36,7 +36,7 @@ class Load(Protocol):
     completions: list[tuple[float, int]]  # (when seen, calls completed by then)
 
     def step(self) -> None:
-        """Keep the device busy; returns within about a millisecond."""
+        """Keep the device busy; returns within a few milliseconds."""
 
     def stop(self) -> None: ...
 

@@ -25,11 +25,13 @@ torch = lazy_import("torch")
 Run = Callable[[], "dict[str, Tensor]"]
 
 HOT_SAMPLE_S = 5e-4  # a hot sample spans at least this: a thousand ticks of an event, and a launch is below 1 % of it
+BACKLOG_SAMPLE_S = 1e-4  # the same without a graph: nothing lies between the calls, and they must fit the launch queue
 MAX_CALLS = 100  # of one hot sample, and of one graph
 PRIMED_S = 1e-3  # shorter calls get one untimed call per batch, as another contender ran before
 CPU_FLUSH_BYTES = 2**26  # at most; CPU times are for smoke runs and need not cost more
 SPIN_HZ = 2e9  # cycles of torch.cuda._sleep per second, at most; a slower clock only spins longer
-SPIN_LIMIT_S = 0.05  # of one batch
+SPIN_LIMIT_S = 0.05  # a call that needs more to stay ahead of the device waits for the host in itself
+QUEUE_S = 4e-3  # host time of what is enqueued at once: CUDA's launch queue holds about 1,000 launches of 4 us
 LOAD_CHUNK_S = 5e-3
 
 
@@ -122,7 +124,8 @@ class CudaTimer:
         if graph_pool is not None:
             self._capture(graph_pool)
         self.hot_method = "graph" if self._graph else "backlog"
-        self._repeats = _calls_in(HOT_SAMPLE_S, self._call_s * self._graph_calls)
+        span_s = HOT_SAMPLE_S if self._graph else BACKLOG_SAMPLE_S
+        self._repeats = _calls_in(span_s, self._call_s * self._graph_calls)
         self.hot_sample_s = self._repeats * self._graph_calls * self._call_s
         # Host time to enqueue one sample; raised whenever the device catches up with the host.
         self._host_s = {"cold": host_s, "hot": self._repeats * (3e-5 if self._graph else host_s)}
@@ -172,6 +175,13 @@ class CudaTimer:
             self._run()
 
     def _batch(self, metric: str, sample: Callable[[], tuple[Any, Any]], count: int, sample_s: float) -> list[float]:
+        seconds: list[float] = []
+        while len(seconds) < count:
+            fit = count if self.host_bound else max(1, int(QUEUE_S / self._host_s[metric]))
+            seconds += self._backlog(metric, sample, min(fit, count - len(seconds)), sample_s)
+        return seconds
+
+    def _backlog(self, metric: str, sample: Callable[[], tuple[Any, Any]], count: int, sample_s: float) -> list[float]:
         """Samples enqueued behind a spin kernel; again, behind a longer one, if the device caught up with the host."""
         while True:
             host_s = self._host_s[metric]
@@ -179,7 +189,8 @@ class CudaTimer:
             self.host_bound = self.host_bound or spin_s > SPIN_LIMIT_S
             if self._call_s < PRIMED_S:
                 self._run()
-            torch.cuda._sleep(int(min(spin_s, SPIN_LIMIT_S) * SPIN_HZ))
+            if not self.host_bound:
+                torch.cuda._sleep(int(spin_s * SPIN_HZ))
             events, caught_up = [], False
             for _ in range(count):
                 start, end = sample()
