@@ -35,7 +35,7 @@ def spark_attention(
 
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
-    `accumulate="fp16"` is the Volta kernel's faster, less exact variant. `kernel_arch` picks the kernel by the
+    `accumulate="fp16"` is a less exact variant of the Volta kernel (VOLTA.md). `kernel_arch` picks the kernel by the
     architecture it was written for, to check the Volta kernel on a newer GPU.
 
     Raises TypeError or ValueError that says what is wrong; NotImplementedError for the backward on a GPU.
