@@ -119,7 +119,7 @@ class CudaTimer:
         self._graph: Any = None
         self._graph_outputs: dict[str, Tensor] = {}
         self._graph_calls = 1
-        self.host_bound = False
+        self._host_bound: set[str] = set()  # metrics
         host_s = self._estimate()
         if graph_pool is not None:
             self._capture(graph_pool)
@@ -129,6 +129,10 @@ class CudaTimer:
         self.hot_sample_s = self._repeats * self._graph_calls * self._call_s
         # Host time to enqueue one sample; raised whenever the device catches up with the host.
         self._host_s = {"cold": host_s, "hot": self._repeats * (3e-5 if self._graph else host_s)}
+
+    @property
+    def host_bound(self) -> bool:
+        return bool(self._host_bound)
 
     def warm_up(self, seconds: float) -> None:
         until = time.perf_counter() + seconds
@@ -177,7 +181,7 @@ class CudaTimer:
     def _batch(self, metric: str, sample: Callable[[], tuple[Any, Any]], count: int, sample_s: float) -> list[float]:
         seconds: list[float] = []
         while len(seconds) < count:
-            fit = count if self.host_bound else max(1, int(QUEUE_S / self._host_s[metric]))
+            fit = count if metric in self._host_bound else max(1, int(QUEUE_S / self._host_s[metric]))
             seconds += self._backlog(metric, sample, min(fit, count - len(seconds)), sample_s)
         return seconds
 
@@ -186,10 +190,11 @@ class CudaTimer:
         while True:
             host_s = self._host_s[metric]
             spin_s = 1e-4 + host_s + count * max(0.0, host_s - sample_s)
-            self.host_bound = self.host_bound or spin_s > SPIN_LIMIT_S
+            if spin_s > SPIN_LIMIT_S:
+                self._host_bound.add(metric)
             if self._call_s < PRIMED_S:
                 self._run()
-            if not self.host_bound:
+            if metric not in self._host_bound:
                 torch.cuda._sleep(int(spin_s * SPIN_HZ))
             events, caught_up = [], False
             for _ in range(count):
@@ -197,7 +202,7 @@ class CudaTimer:
                 caught_up = caught_up or start.query()
                 events.append((start, end))
             _synchronize()
-            if not caught_up or self.host_bound:
+            if not caught_up or metric in self._host_bound:
                 return [start.elapsed_time(end) / 1e3 for start, end in events]
             self._host_s[metric] *= 2
 
