@@ -28,8 +28,28 @@ include: "workflows/rules/report.smk"
 rule all:
     default_target: True
     input:
-        rules.build.output,
-        rules.figures.input,
-        rules.claims.output,
+        rules.results.input,
+        rules.report.output,
     message:
         f"the run is in {RESULTS}"
+
+
+if CONFIG.run == "smoke":
+
+    rule smoke:
+        input:
+            rules.all.input,
+        message:
+            f"the run is in {RESULTS}"
+
+else:
+
+    rule smoke:
+        log:
+            "results/smoke/logs/run.log",
+        conda:
+            ENVIRONMENT
+        message:
+            "the smoke run, beside this machine's own"
+        shell:
+            "voltabench run {workflow.basedir:q}/config/smoke.yaml 2>&1 | tee {log}"

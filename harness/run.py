@@ -28,14 +28,14 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
     options = ["--configfile", str(path)] if path else []
     if budget_min:
         options += ["--config", f"budget_min={budget_min}"]
-    _snakemake("report", *options)
+    _snakemake("all", *options)
     print_summary(config.results / "config.yaml")
 
 
 def make_report(path: Path) -> None:
     """Write results/<run>/report.zip: figures, claims, notebooks and how they were made, to be opened offline."""
     report = load_config(path).results / "report.zip"
-    _snakemake("all", "--configfile", str(path), "--report", str(report), "--quiet", "all")
+    _snakemake("results", "--configfile", str(path), "--report", str(report), "--quiet", "all")
 
 
 def _snakemake(target: str, *options: str) -> None:

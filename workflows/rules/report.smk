@@ -1,3 +1,6 @@
+from harness.notebooks import NOTEBOOKS
+
+
 rule claims:
     input:
         config=CONFIG_FILE,
@@ -16,11 +19,39 @@ rule claims:
         "voltabench claims {input.config} > {log} 2>&1"
 
 
-rule report:
+rule notebook:
+    input:
+        config=CONFIG_FILE,
+        records=rules.collect.output,
+    output:
+        report(
+            f"{RESULTS}/notebooks/{{notebook}}.ipynb",
+            caption="../report/notebook.rst",
+            category="Notebooks",
+        ),
+    log:
+        f"{RESULTS}/logs/notebooks/{{notebook}}.log",
+    conda:
+        ENVIRONMENT
+    message:
+        "executing the notebook {wildcards.notebook}"
+    shell:
+        "voltabench notebook {input.config} {wildcards.notebook} > {log} 2>&1"
+
+
+rule results:
     input:
         rules.build.output,
         rules.figures.input,
         rules.claims.output,
+        expand(f"{RESULTS}/notebooks/{{notebook}}.ipynb", notebook=NOTEBOOKS),
+    message:
+        f"the results are in {RESULTS}"
+
+
+rule report:
+    input:
+        rules.results.input,
         config=CONFIG_FILE,
     output:
         f"{RESULTS}/report.zip",
