@@ -49,7 +49,9 @@ else:
             "results/smoke/logs/run.log",
         conda:
             ENVIRONMENT
+        params:
+            config=f"{workflow.basedir}/config/smoke.yaml",
         message:
             "the smoke run, beside this machine's own"
         shell:
-            "voltabench run {workflow.basedir:q}/config/smoke.yaml 2>&1 | tee {log}"
+            "voltabench run {params.config:q} 2>&1 | tee {log}"
