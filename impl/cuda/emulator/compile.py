@@ -40,6 +40,7 @@ _KERNEL_OPTIONS = [
 ]
 _FAST_OPTIONS = ["-O2", "-ftrivial-auto-var-init=pattern"]
 _DEBUG_OPTIONS = ["-O0", "-g2"]
+_OLDEST_COMPILER = 12  # the first with _Float16 in C++
 _REDZONE_BYTES = 1024
 _SHARED_ARRAY = re.compile(r"^(\w+:\n\t\.zero\t\d+\n)", re.MULTILINE)
 
@@ -63,7 +64,12 @@ def available() -> str | None:
     if platform.machine() not in ("x86_64", "aarch64"):
         return f"the emulator has no context switch for {platform.machine()}"
     missing = [tool for tool in ("g++", "readelf", "addr2line") if shutil.which(tool) is None]
-    return f"the emulator needs {', '.join(missing)} (install g++ 12 or newer and binutils)" if missing else None
+    if missing:
+        return f"the emulator needs {', '.join(missing)}: install g++ {_OLDEST_COMPILER} or newer and binutils"
+    version = subprocess.run(["g++", "-dumpversion"], check=True, capture_output=True, text=True).stdout.strip()
+    if int(version.split(".")[0]) < _OLDEST_COMPILER:
+        return f"the emulator needs g++ {_OLDEST_COMPILER} or newer, not {version}"
+    return None
 
 
 def debugging() -> bool:

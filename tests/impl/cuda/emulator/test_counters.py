@@ -23,10 +23,12 @@ _ACCESSES = {
     "4 bytes, two words of one bank": ("int", _LANES % 2 * 32, 2, 1, 2, 4),
     "2 bytes, adjacent": ("short", _LANES, 1, 1, 2, 2),
     "2 bytes, stride 64": ("short", _LANES * 64, 32, 1, 32, 2),
+    "4 bytes in two halves": ("__half2", _LANES, 1, 1, 4, 4),
     "8 bytes, adjacent": ("int2", _LANES, 2, 2, 8, 8),
     "8 bytes, stride 2": ("int2", _LANES * 2, 4, 2, 16, 8),
     "8 bytes, halves of the warp alike": ("int2", _LANES % 16, 2, 2, 4, 8),
     "16 bytes, adjacent": ("int4", _LANES, 4, 4, 16, 16),
+    "16 bytes of floats": ("float4", _LANES, 4, 4, 16, 16),
     "16 bytes, stride 2": ("int4", _LANES * 2, 8, 4, 32, 16),
     "16 bytes, stride 8": ("int4", _LANES * 8, 32, 4, 32, 16),
     "16 bytes, stride 9": ("int4", _LANES * 9, 4, 4, 32, 16),
@@ -39,7 +41,7 @@ _BLOCKS = 3
 @pytest.mark.parametrize("name", _ACCESSES)
 def test_traffic(test_kernel, name):
     element, index, *expected = _ACCESSES[name]
-    size = {"short": 2, "int": 4, "int2": 8, "int4": 16}[element]
+    size = {"short": 2, "int": 4, "__half2": 4, "int2": 8, "int4": 16, "float4": 16}[element]
     kernel = test_kernel("traffic.cu", "traffic", 32, dynamic_shared_bytes=32 * 33 * 16, ELEMENT=element)
     source = torch.zeros(32 * 33 * 4, dtype=torch.int32)
     counts = count(kernel, (_BLOCKS, 1, 1), [index, source, torch.full((32,), -1, dtype=torch.int32)])

@@ -123,6 +123,7 @@ _SOUND = {
         f"{_EACH_COPIES}; copy_async_wait<0>(); __syncthreads(); value = dynamic[4 * (63 - thread)]"
     ),
     "only atomic": "atomicAdd(&second[0], value)",
+    "constants": "static const float table[2] = {1, 2}; value = table[thread % 2]",
     "bytes of one word": "reinterpret_cast<unsigned short*>(second)[thread] = 0",
 }
 

@@ -55,11 +55,11 @@ def test_atomics(launch, test_kernel):
     assert sorted(order.tolist()) == list(range(blocks * threads))
 
 
-def _order(test_kernel, seed: int) -> list[int]:
-    order = torch.full((96,), -1, dtype=torch.int32)
-    scratch = [torch.zeros(n, dtype=torch.int32) for n in (96, 3, 1, 1)]
-    arguments = [scratch[0], scratch[1], torch.zeros(1), scratch[3], order]
-    emulator.launch(test_kernel("atomics.cu", "add_up", 96, "sm_70"), (1, 1, 1), arguments, seed=seed)
+def _order(test_kernel, seed: int, blocks: int = 1) -> list[int]:
+    values, sums, arrivals = (torch.zeros(n, dtype=torch.int32) for n in (96 * blocks, 3, 1))
+    order = torch.full((96 * blocks,), -1, dtype=torch.int32)
+    kernel = test_kernel("atomics.cu", "add_up", 96, "sm_70")
+    emulator.launch(kernel, (blocks, 1, 1), [values, sums, torch.zeros(1), arrivals, order], seed=seed)
     return order.tolist()
 
 
@@ -67,6 +67,13 @@ def test_the_seed_orders_threads(test_kernel):
     orders = [_order(test_kernel, seed) for seed in range(5)]
     assert len(set(map(tuple, orders))) == 5
     assert _order(test_kernel, 3) == orders[3]
+
+
+def test_the_seed_orders_blocks(test_kernel, monkeypatch):
+    monkeypatch.setenv("VOLTABENCH_EMULATOR_DEBUG", "1")  # one block after the other
+    orders = [[thread // 96 for thread in _order(test_kernel, seed, blocks=8)[::96]] for seed in range(3)]
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    assert len(set(map(tuple, orders))) == 3
 
 
 def _relay(launch, test_kernel, full: str, empty: str) -> tuple[torch.Tensor, torch.Tensor]:
