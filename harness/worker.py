@@ -42,7 +42,7 @@ class Job:
     config_path: str
     panel: str  # experiment/panel
     parent: int  # process id
-    gpu_uuid: str | None  # None: the CPU, or the only GPU where there is no NVML
+    gpu_uuid: str | None  # None: the CPU
     driver: str | None
     cases: list[dict[str, Any]]  # {"id", "wanted": [contenders], "companion": contender or None}
     uncapturable: list[str] = field(default_factory=list)
@@ -122,10 +122,8 @@ class Worker:
 
     def _open_card(self) -> tuple[Card | None, str]:
         """The card, or None and why there is no energy."""
-        if self._config.device == "cpu":
-            return None, "the run is on a CPU, whose energy is not measured"
         if self._job.gpu_uuid is None:
-            return None, "no NVML"
+            return None, "the run is on a CPU, whose energy is not measured"
         try:
             return Card(self._job.gpu_uuid), ""
         except RuntimeError as error:
