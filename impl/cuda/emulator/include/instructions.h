@@ -46,14 +46,14 @@ EMULATED_M8N8K4(mma_m8n8k4_col_row, true, true)
 
 __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned b[2] = {b0, b1};
-    emulated_mma_m16n8(16, 0, d, a, b);
+    emulated_mma_m16n8k16(d, a, b, false);
 }
 __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned b[2] = {b0, b1};
-    emulated_mma_m16n8(16, 1, d, a, b);
+    emulated_mma_m16n8k16(d, a, b, true);
 }
 __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsigned b) {
-    emulated_mma_m16n8(8, 0, d, a, &b);
+    emulated_mma_m16n8k8(d, a, &b);
 }
 
 // MATRICES 8x8 matrices of 16-bit elements, 1, 2 or 4; lane l gives the address of row l % 8 of matrix l / 8.

@@ -23,7 +23,6 @@ uint3 emulated_thread_index() __attribute__((const));
 uint3 emulated_block_index() __attribute__((const));
 dim3 emulated_block_dimensions() __attribute__((const));
 dim3 emulated_grid_dimensions() __attribute__((const));
-unsigned emulated_lane() __attribute__((const));
 unsigned emulated_shared_address(const void* shared);
 
 void emulated_block_barrier(const char* file, int line);
@@ -35,7 +34,8 @@ unsigned long long emulated_shuffle(EmulatedShuffle mode, unsigned mask, unsigne
 unsigned emulated_vote(EmulatedVote mode, unsigned mask, long long value);
 
 void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32);
-void emulated_mma_m16n8(int k, int type, void* d, const unsigned* a, const unsigned* b);
+void emulated_mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, bool bfloat16);
+void emulated_mma_m16n8k8(float* d, const unsigned* a, const unsigned* b);
 void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed);
 
 void emulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);

@@ -9,7 +9,6 @@ extern "C" {
 
 uint3 emulated_thread_index() { return current_thread()->index; }
 uint3 emulated_block_index() { return current_thread()->block->index; }
-unsigned emulated_lane() { return current_thread()->lane; }
 
 dim3 emulated_block_dimensions() {
     const unsigned* axes = current_thread()->block->launch.block;
