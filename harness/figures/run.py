@@ -14,6 +14,7 @@ import pandas as pd
 from harness.config import load_config
 from harness.errors import MachineError
 from harness.figures.style import Look, looks
+from harness.records import Record
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
 OPS = ("attention", "block_sparse_attention", "spmm")  # whose times figures compare
@@ -27,6 +28,13 @@ MISSING = {
     "crashed": "crash",
     "timeout": "timeout",
 }
+
+
+def read_records(path: Path) -> pd.DataFrame:
+    """The records of a Parquet file, with whole numbers as such: pandas makes a nullable integer a float."""
+    records = pd.read_parquet(path)
+    whole = [name for name, field in Record.model_fields.items() if field.annotation in (int, int | None)]
+    return records.astype(dict.fromkeys(whole, "Int64"))
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Run:
             raise MachineError(f"{path}: no records yet; measure and collect first: voltabench run {config_path}")
         ops = {experiment.op for experiment in config.experiments.values()}
         labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
-        return cls(config.run, config.device, config.results, labels, pd.read_parquet(path))
+        return cls(config.run, config.device, config.results, labels, read_records(path))
 
     @property
     def on_cpu(self) -> bool:
@@ -106,7 +114,7 @@ class Run:
         if speed and not self.on_cpu:
             good &= rows["backend"].isin(ON_GPU)
         for value in values:
-            rows[value] = pd.to_numeric(rows[value], errors="coerce").where(good)
+            rows[value] = rows[value].astype(float).where(good)
         absent = rows[values[0]].isna() if values else ~good
         rows["missing"] = rows["status"].map(MISSING).fillna("n.a.").where(absent, "")
         rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.figures.run import Run
+from harness.figures.run import Run, read_records
 from harness.ops import OPS
 from harness.records import Record
 
@@ -222,4 +222,4 @@ def run_of(records: list[Record], folder: Path) -> Run:
     pd.DataFrame([r.model_dump() for r in records]).to_parquet(folder / "records.parquet")
     pd.DataFrame(samples_of(records)).to_parquet(folder / "samples.parquet")
     device = "cuda" if records[0].device_name == "Synthetic GPU" else "cpu"
-    return Run("synthetic", device, folder, LABELS, pd.read_parquet(folder / "records.parquet"))
+    return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"))

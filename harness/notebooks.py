@@ -1,0 +1,45 @@
+"""Execute an analysis notebook on a run's records."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from harness.config import load_config
+from harness.contender import ROOT
+from harness.errors import ConfigError, MachineError
+
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = tuple(sorted(path.stem for path in FOLDER.glob("*.ipynb")))
+
+
+def execute(config_path: str | Path, name: str) -> Path:
+    """Run notebooks/<name>.ipynb on the run's records; returns results/<run>/notebooks/<name>.ipynb.
+
+    The kernel is this Python's. Raises ConfigError for a bad config or an unknown notebook, MachineError when the run
+    has no records or a cell fails; the executed copy then shows where.
+    """
+    if name not in NOTEBOOKS:
+        raise ConfigError(f"unknown notebook {name!r}; known: {', '.join(NOTEBOOKS)}")
+    records = load_config(config_path).results.absolute() / "records.parquet"
+    if not records.exists():
+        raise MachineError(f"{records}: no records yet; measure and collect first: voltabench run {config_path}")
+    return run_notebook(FOLDER / f"{name}.ipynb", records, records.parent / "notebooks" / f"{name}.ipynb")
+
+
+def run_notebook(source: Path, records: Path, output: Path) -> Path:
+    """Execute `source` with the parameter `records`, from the working folder, into `output`."""
+    # Before papermill loads Jupyter: the kernel of this Python, whatever the user has installed, and this harness.
+    os.environ["JUPYTER_PATH"] = str(Path(sys.prefix) / "share" / "jupyter")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    import papermill
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    options = {"kernel_name": "python3", "cwd": str(Path.cwd()), "progress_bar": False}
+    try:
+        papermill.execute_notebook(str(source), str(output), {"records": str(records)}, **options)
+    except papermill.PapermillExecutionError as error:
+        place = f"cell {error.exec_count} of {source.name}"
+        raise MachineError(f"{place}: {error.ename}: {error.evalue}; the executed copy is {output}") from error
+    return output

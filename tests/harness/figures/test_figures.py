@@ -1,0 +1,239 @@
+"""Each figure, drawn from synthetic records."""
+
+import functools
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from harness.contender import ROOT
+from harness.errors import ConfigError
+from harness.figures import FIGURES, FORMATS, draw, render, save
+from tests.harness.figures import synthetic
+
+SPEED = ("attention_forward", "attention_backward", "attention_memory", "spmm_speedup", "spmm_layers", "spmm_latency")
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    return synthetic.run_of(synthetic.gpu_records(), tmp_path_factory.mktemp("gpu"))
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    return synthetic.run_of(synthetic.cpu_records(), tmp_path_factory.mktemp("cpu"))
+
+
+@pytest.fixture(scope="module")
+def gpu_figure(gpu):
+    """Figure by name, each drawn once."""
+    return functools.cache(lambda name: render(gpu, name))
+
+
+def table(run, name):
+    module, options = FIGURES[name]
+    return importlib.import_module(f"harness.figures.{module}").table(run, **options)
+
+
+def texts(figure):
+    """Every visible text with something in it, in the order of drawing."""
+    return [t.get_text() for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
+
+
+def panels(figure):
+    return [ax for ax in figure.axes if ax.axison]
+
+
+def of_axes(ax):
+    """Texts that are drawn with an axes: title, labels, words and the tick labels in view."""
+    yield from (text for text in (ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts) if text.get_text())
+    for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
+        ticks = zip(axis.get_majorticklabels(), axis.get_majorticklocs(), strict=True)
+        yield from (label for label, at in ticks if low <= at <= high)
+
+
+def test_names_need_no_matplotlib_and_drawing_needs_no_torch(tmp_path):
+    code = "import sys; from harness.figures import FIGURES; assert FIGURES and 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    code = (
+        "import sys; from pathlib import Path; from tests.harness.figures import synthetic as s;"
+        "from harness.figures import save;"
+        f"save(s.run_of(s.cpu_records(), Path({str(tmp_path)!r})), 'attention_forward');"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_of_a_gpu_run_shows_its_rows(gpu_figure, name):
+    rows, figure = gpu_figure(name)
+    assert len(rows) > 0
+    assert panels(figure), "a figure of a full GPU run has something to draw"
+    for ax in panels(figure):
+        assert ax.lines or ax.patches or ax.images, "no empty panels"
+    found = texts(figure)
+    assert not any("CPU" in text for text in found)
+    assert any("Synthetic GPU" in text and "0123456789ab" in text and "2026-01-02" in text for text in found)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_of_a_cpu_run_says_so_and_has_no_empty_panel(cpu, name):
+    rows, figure = render(cpu, name)
+    assert len(rows) > 0
+    assert any(text.startswith("CPU smoke, not a GPU's speed") for text in texts(figure))
+    for ax in panels(figure):
+        assert ax.lines or ax.patches or ax.images
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_texts_stay_inside_the_figure_and_titles_do_not_overlap(gpu_figure, name):
+    _, figure = gpu_figure(name)
+    FigureCanvasAgg(figure).draw()
+    width, height = figure.bbox.size
+    for text in [*figure.texts, *figure.legends, *(text for ax in panels(figure) for text in of_axes(ax))]:
+        box = text.get_window_extent()
+        assert box.x0 >= -1, text
+        assert box.y0 >= -1, text
+        assert box.x1 <= width + 1, text
+        assert box.y1 <= height + 1, text
+    boxes = [ax.title.get_window_extent() for ax in panels(figure)]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_files_are_the_same_byte_for_byte(cpu, tmp_path):
+    def drawn(folder):
+        run = synthetic.run_of(synthetic.cpu_records(), tmp_path / folder)
+        save(run, "spmm_latency")
+        return {
+            suffix: (run.folder / "figures" / f"spmm_latency.{suffix}").read_bytes()
+            for suffix in (*FORMATS, "csv", "txt")
+        }
+
+    first, second = drawn("first"), drawn("second")
+    assert all(first.values())
+    assert first == second
+    assert b"/FontFile2" in first["pdf"], "fonts are embedded as TrueType"
+
+
+def test_order_of_the_records_changes_nothing(tmp_path):
+    records = synthetic.cpu_records()
+    runs = [synthetic.run_of(list(rows), tmp_path / str(i)) for i, rows in enumerate((records, records[::-1]))]
+    for name in FIGURES:
+        one, other = (table(run, name) for run in runs)
+        pd.testing.assert_frame_equal(one, other)
+    for run in runs:
+        save(run, "attention_forward")
+    one, other = ((run.folder / "figures" / "attention_forward.svg").read_bytes() for run in runs)
+    assert one == other
+
+
+def test_a_bar_is_as_high_as_its_record(gpu, gpu_figure):
+    rows, figure = gpu_figure("attention_forward")
+    ax = panels(figure)[0]
+    group = rows[(rows["head_dim"] == 64) & ~rows["causal"].astype(bool)]
+    drawn = {(*bar.get_facecolor()[:3], bar.get_hatch()): bar for bar in ax.patches if bar.get_x() < 0.5}
+    for row in group[(group["seqlen_q"] == 512) & group["tflops"].notna()].itertuples():
+        look = gpu.looks[row.contender]
+        colour = tuple(int(look.colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        assert drawn[(*colour, look.hatch)].get_height() == pytest.approx(row.tflops)
+
+
+def test_words_stand_where_a_bar_is_missing(gpu_figure):
+    _, figure = gpu_figure("attention_backward")
+    assert texts(panels(figure)[0]).count("OOM") == 2  # SDPA math at 8192 and 16384
+    assert texts(panels(figure)[0]).count("timeout") == 1
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"flash-attn: n.a.", "FlashAttention-3: n.a."} <= set(legend)
+    assert "SDPA math" in legend
+
+
+def test_every_word_for_a_missing_bar(tmp_path):
+    maker = synthetic.Maker("cuda")
+    case = {"batch": 1, "num_heads": 2, "seqlen": 64, "head_dim": 64}
+    statuses = {
+        "out_of_memory": "OOM",
+        "unsupported": "n.a.",
+        "incorrect": "wrong",
+        "crashed": "crash",
+        "timeout": "timeout",
+    }
+    records = [
+        maker.record("attention", "sdpa_flash", 1e-3, case),
+        maker.record("attention", "sdpa_flash", 1e-3, case | {"seqlen": 96}),
+    ]
+    for contender, status in zip(synthetic.ATTENTION, statuses, strict=False):
+        records.append(maker.record("attention", contender, 1e-3, case))
+        records.append(
+            maker.record("attention", contender, 1e-3, case | {"seqlen": 96}, status=status, reason="made up")
+        )
+    rows, figure = render(synthetic.run_of(records, tmp_path), "attention_forward")
+    for word in set(statuses.values()):
+        assert texts(panels(figure)[0]).count(word) == list(statuses.values()).count(word)
+    wrong = rows[rows["status"] == "incorrect"]
+    assert len(wrong) == 1
+    assert wrong["tflops"].isna().all(), "the time of a wrong result is not a speed"
+
+
+@pytest.mark.parametrize("name", SPEED)
+def test_only_kernels_and_libraries_have_a_speed_on_a_gpu(tmp_path, name):
+    records = synthetic.gpu_records()
+    for record in records:
+        if record.role == "ours":
+            record.backend = "emulated" if record.op == "spmm" else "reference"
+    rows = table(synthetic.run_of(records, tmp_path), name)
+    value = {"attention_memory": "peak_bytes", "spmm_latency": "cold_median_s"}.get(
+        name, "speedup" if "spmm" in name else "tflops"
+    )
+    assert rows.loc[rows["role"] == "ours", value].isna().all()
+    assert rows.loc[rows["role"] == "baseline", value].notna().any()
+
+
+def test_references_on_a_cpu_are_labelled_and_hatched(cpu, gpu):
+    look = cpu.looks["spark_attention"]
+    assert look.label == "SparkAttention (reference, CPU)"
+    assert look.hatch
+    assert gpu.looks["spark_attention"].label == "SparkAttention"
+    assert not gpu.looks["spark_attention"].hatch
+
+
+def test_energy_says_why_there_is_none(cpu):
+    rows, figure = render(cpu, "energy_time")
+    assert any("no energy: no NVML on a CPU" in text.replace("\n", " ") for text in texts(figure))
+    assert len(rows) > 0
+
+
+def test_a_run_without_an_op_says_so(tmp_path):
+    run = synthetic.run_of(synthetic.spmm(synthetic.Maker("cuda"), ((64, 64),), (8,), (0.5,)), tmp_path)
+    for name in ("attention_forward", "attention_memory", "block_sparse_speedup"):
+        rows, figure = render(run, name)
+        assert rows.empty
+        assert any("this run has no such cases" in text for text in texts(figure))
+
+
+def test_published_points_belong_to_their_layer(gpu_figure):
+    rows, _ = gpu_figure("spmm_layers")
+    published = pd.read_csv(ROOT / "results" / "paper" / "flash_llm_kernel_a100.csv")
+    ours = rows[rows["published_a100"].notna()]
+    assert set(ours["contender"]) == {"flash_llm_tiled_csl"}
+    assert len(ours) == 4 * 3 * 3
+    row = ours.sample(1, random_state=np.random.default_rng()).iloc[0]
+    point = published[
+        (published[["m", "k", "n", "sparsity"]] == row[["m", "k", "n", "sparsity"]].to_list()).all(axis=1)
+    ]
+    tflops = dict(zip(point["system"], point["tflops"], strict=True))
+    assert row["published_a100"] == pytest.approx(tflops["Flash-LLM"] / tflops["cuBLAS"])
+
+
+def test_unknown_figure_is_one_line():
+    with pytest.raises(ConfigError, match="unknown figure 'attention_sideways'; known: attention_forward"):
+        draw("config/smoke.yaml", "attention_sideways")
+
+
+def test_every_figure_has_a_caption():
+    for name in FIGURES:
+        assert len((ROOT / "workflows" / "report" / f"{name}.rst").read_text()) > 80

@@ -1,0 +1,56 @@
+"""The notebooks, executed on synthetic records of a CPU and of a GPU."""
+
+import json
+import shutil
+
+import nbformat
+import pytest
+
+from harness.contender import ROOT
+from harness.errors import ConfigError, MachineError
+from harness.notebooks import FOLDER, NOTEBOOKS, execute, run_notebook
+from tests.harness.figures import synthetic
+
+
+def run_folder(folder, config):
+    """A run's folder with synthetic records and a config, as the workflow leaves it."""
+    make = synthetic.cpu_records if config == "smoke" else synthetic.gpu_records
+    synthetic.run_of(make(), folder)
+    shutil.copy(ROOT / "config" / f"{config}.yaml", folder / "config.yaml")
+    return folder / "records.parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("attention", "h200"), ("spmm", "smoke"), ("block_sparse_attention", "smoke")]
+)
+def test_notebook_runs_and_shows_tables_and_a_figure(tmp_path, name, config):
+    output = run_notebook(FOLDER / f"{name}.ipynb", run_folder(tmp_path, config), tmp_path / "out" / f"{name}.ipynb")
+    outputs = [o for cell in nbformat.read(output, 4).cells if cell.cell_type == "code" for o in cell.outputs]
+    text = json.dumps(outputs)
+    assert "image/png" in text
+    assert sum("text/html" in o.get("data", {}) for o in outputs) >= 3
+    assert ("CPU smoke" in text) == (config == "smoke")
+    assert "geometric_mean" in text
+    assert "package not installed" in text, "what could not run is listed with its reason"
+
+
+def test_notebooks_are_kept_without_outputs():
+    assert NOTEBOOKS == ("attention", "block_sparse_attention", "spmm")
+    for name in NOTEBOOKS:
+        cells = nbformat.read(FOLDER / f"{name}.ipynb", 4).cells
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+        assert [cell.metadata.get("tags") for cell in cells].count(["parameters"]) == 1
+
+
+def test_a_failing_cell_is_one_line_and_leaves_its_copy(tmp_path):
+    (tmp_path / "records.parquet").write_bytes(b"not parquet")
+    shutil.copy(ROOT / "config" / "smoke.yaml", tmp_path / "config.yaml")
+    with pytest.raises(MachineError, match=r"cell \d+ of spmm.ipynb: ") as caught:
+        run_notebook(FOLDER / "spmm.ipynb", tmp_path / "records.parquet", tmp_path / "spmm.ipynb")
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "spmm.ipynb").exists()
+
+
+def test_unknown_notebook():
+    with pytest.raises(ConfigError, match="unknown notebook 'poetry'; known: attention"):
+        execute("config/smoke.yaml", "poetry")
