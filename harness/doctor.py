@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
-from harness.contender import Target, discover
+from harness.contender import Contender, Target, discover
 from harness.lazy import lazy_import
 from harness.machine import Gpu, cpu_name, gpus
 from harness.nvml import Card
+from harness.provenance import library_versions
 
 torch = lazy_import("torch")
 
-LIBRARIES = (
-    "torch",
-    "triton",
-    "cuda-core",
-    "cuda-bindings",
-    "nvidia-cuda-nvrtc-cu12",
-    "nvidia-cuda-nvrtc",
-    "nvidia-ml-py",
-    "snakemake",
-    "papermill",
-    "xformers",
-    "flash-attn",
-    "fa3-fwd",
-    "flash-attn-4",
+PACKAGES = (  # what the harness, the kernels' compiler and optional contenders are made of
     "cuda-bench",
+    "cuda-bindings",
+    "cuda-core",
+    "fa3-fwd",
+    "flash-attn",
+    "flash-attn-4",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-ml-py",
+    "papermill",
+    "snakemake",
+    "triton",
+    "xformers",
 )
 
 
@@ -40,7 +41,9 @@ def print_diagnosis() -> None:
     console = Console(highlight=False)
     console.print(_machine(found))
     console.print(_libraries())
-    console.print(_contenders(found[0].target if found else Target("cpu", cpu_name())))
+    target = found[0].target if found else Target("cpu", cpu_name())
+    for op, contenders in discover().items():
+        console.print(_contenders(op, contenders, target))
 
 
 def _machine(found: list[Gpu]) -> Table:
@@ -67,18 +70,24 @@ def nvml_abilities(card: Card) -> dict[str, str]:
 
 def _libraries() -> Table:
     table = Table("library", "version", title="Libraries")
-    for name in LIBRARIES:
-        try:
-            table.add_row(name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            table.add_row(name, "-")
     table.add_row("CUDA of torch", torch.version.cuda or "none: a CPU build")
+    loaded = library_versions()
+    for name in sorted({*loaded, *PACKAGES}):
+        table.add_row(name, f"{loaded[name]} (loaded)" if name in loaded else _installed(name))
     return table
 
 
-def _contenders(target: Target) -> Table:
-    table = Table("op", "contender", "role", "here", title=f"Contenders on {target.name}")
-    for op, contenders in discover().items():
-        for name, contender in contenders.items():
-            table.add_row(op, name, contender.role, contender.unavailable(target) or "available")
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "-"
+
+
+def _contenders(op: str, contenders: Mapping[str, Contender], target: Target) -> Table:
+    table = Table(title=f"{op} on {target.name}")
+    for name in ("contender", "role", "here"):
+        table.add_column(name, overflow="fold")
+    for name, contender in contenders.items():
+        table.add_row(name, contender.role, contender.unavailable(target) or "available")
     return table

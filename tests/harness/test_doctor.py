@@ -1,0 +1,58 @@
+"""The diagnosis names every contender and says why one is not available."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness import doctor
+from harness.contender import Target, discover
+from harness.machine import Gpu
+from harness.nvml import CardState
+
+
+@pytest.fixture
+def printed(monkeypatch):
+    """What print_diagnosis prints on a wide terminal, given these GPUs."""
+
+    def run(gpus: list[Gpu]) -> str:
+        console = Console(record=True, width=300, file=io.StringIO())
+        monkeypatch.setattr(doctor, "gpus", lambda: gpus)
+        monkeypatch.setattr(doctor, "Console", lambda **_: console)
+        doctor.print_diagnosis()
+        return console.export_text()
+
+    return run
+
+
+def test_every_contender_is_there_with_its_reason(printed):
+    text = printed([])
+    assert "none visible" in text
+    for contenders in discover().values():
+        for name, contender in contenders.items():
+            reason = contender.unavailable(Target("cpu", "x")) or "available"
+            assert any(name in line and reason in line for line in text.splitlines()), name
+
+
+def test_a_gpu_is_told_with_what_nvml_answers(printed, monkeypatch):
+    class Card:
+        reasons = {"nvmlDeviceGetTotalEnergyConsumption": "Not Supported"}  # noqa: RUF012
+
+        def __init__(self, uuid):
+            assert uuid == "GPU-1"
+
+        def energy_j(self):
+            return None
+
+        def state(self):
+            return CardState(power_w=71.5)
+
+        def settings(self):
+            return {"ecc": True}
+
+    monkeypatch.setattr(doctor, "Card", Card)
+    text = printed([Gpu("GPU-1", "NVIDIA H200", (9, 0), 140 * 2**30, "580.1")])
+    for part in ("NVIDIA H200, compute capability 9.0, 140 GiB", "580.1", "71.5", "Not Supported", "no answer"):
+        assert part in text

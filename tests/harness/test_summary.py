@@ -1,0 +1,53 @@
+"""The summary counts what was measured, groups what was not by its reason, and says what is left."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from harness.config import parse_config
+from harness.errors import MachineError
+from harness.summary import measured, not_measured, print_summary
+from harness.workflow import open_run
+
+ROWS = [
+    {"contender": "cublas", "status": "ok", "error_ratio": 0.5, "error_limit": 2.0, "backend": "library"},
+    {"contender": "cublas", "status": "ok", "error_ratio": 1.0, "error_limit": 2.0, "backend": "library"},
+    {"contender": "copy", "status": "ok", "backend": "library"},
+    {"contender": "fast", "status": "unavailable", "reason": "pip install fast"},
+    {"contender": "quick", "status": "unavailable", "reason": "pip install fast"},
+    {"contender": "quick", "status": "crashed", "reason": "killed by SIGSEGV"},
+]
+
+
+@pytest.fixture
+def records() -> pd.DataFrame:
+    return pd.DataFrame(ROWS, columns=[*ROWS[0], "reason"]).assign(experiment="spmm")
+
+
+def test_rows_of_status_ok_with_their_worst_error(records):
+    console = Console(record=True, width=200, file=io.StringIO())
+    console.print(measured(records))
+    lines = [line.replace("│", " ").split() for line in console.export_text().splitlines()]
+    assert ["spmm", "cublas", "library", "2", "2", "0.50"] in lines
+    assert ["spmm", "copy", "library", "1", "1", "exact"] in lines
+    assert not any("quick" in line for line in lines)
+
+
+def test_reasons_are_grouped(records):
+    assert not_measured(records) == [
+        "crashed: quick (1 rows): killed by SIGSEGV",
+        "unavailable: fast, quick (2 rows): pip install fast",
+    ]
+
+
+def test_a_run_without_records_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    panel = {"name": "p", "title": "P", "each": {"m": 8, "k": 8, "n": 1, "sparsity": 0.5}}
+    spmm = {"op": "spmm", "question": "?", "baseline": "cublas", "contenders": ["cublas"], "panels": [panel]}
+    config = parse_config({"run": "tiny", "device": "cpu", "experiments": {"spmm": spmm}}, "tiny.yaml")
+    with pytest.raises(MachineError, match=r"results/tiny/records\.parquet: no records yet; run `voltabench run "):
+        print_summary(open_run(config))
