@@ -84,7 +84,7 @@ class SparkAttentionSm70(SparkAttention):
 
 
 class SparkAttentionFp16Acc(SparkAttentionSm70):
-    """The Volta kernel whose products accumulate in fp16, as the paper has it: half the tensor instructions, a larger error."""
+    """The Volta kernel whose products accumulate in fp16: half the tensor instructions, a larger error."""
 
     name = "spark_attention_fp16acc"
     label = "SparkAttention (fp16 accumulate)"

@@ -117,6 +117,24 @@ __device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimT
     }
 }
 
+// Scores of keys that a row does not see become -inf; the warp's rows begin at `first_row`, the tile's keys at `key`.
+__device__ __forceinline__ void mask(float (&scores)[kRowTiles][kKeyTiles][8], int first_row, int key, int seqlen_k,
+                                     int causal_offset, int lane) {
+    const int pair = quad_pair_lane(lane).pair;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int row = first_row + m * 16 + pair / 2 * 8 + tile_row(lane, lane_row_of(i));
+            const int column = tile_column(lane, i);
+            const int first_key = key + column % 4 + pair % 2 * 4 + column / 4 * 8;
+            const int visible = visible_keys(row, seqlen_k, causal_offset) - first_key;
+#pragma unroll
+            for (int n = 0; n < kKeyTiles; ++n)
+                if (n * 16 >= visible) scores[m][n][i] = -infinity();
+        }
+}
+
 // Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
 struct Softmax {
     float base[kRowTiles][kLaneRows];  // the maximum so far, in units of log2, rounded once: all exponents use it
@@ -163,6 +181,44 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
     return rescale;
 }
 
+// Normalises the warp's rows and writes the first `rows` of them to `out` and `lse`. The output goes through `tile`,
+// shared memory for 32 rows, to leave in whole chunks.
+__device__ __forceinline__ void finish(const float (&output)[kRowTiles][kDimTiles][2][8], const Softmax& state,
+                                       uint4* tile, Element* out, long long out_row_stride, float* lse, int rows,
+                                       int head_dim, int lane) {
+    const int pair = quad_pair_lane(lane).pair, side = pair % 2;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < kLaneRows; ++r) {
+            const int row = m * 16 + pair / 2 * 8 + tile_row(lane, r);
+            const float sum = row_total(state.sum[m][r]);
+            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
+            if (side == 0 && tile_column(lane, 0) == 0 && row < rows)
+                lse[row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
+#pragma unroll
+            for (int i = 0; i < kDimTiles * 16; i += 2) {
+                if (lane_row_of(i % 8) != r) continue;
+                const int d = i / 16, j = i / 8 % 2, column = tile_column(lane, i % 8);
+                const float (&values)[8] = output[m][d][j];
+                unsigned* words = reinterpret_cast<unsigned*>(chunk_at(tile, row, d * 4 + side * 2 + column / 4));
+                words[j * 2 + column % 4 / 2] = pack_f16(values[i % 8] * inverse, values[i % 8 + 1] * inverse);
+            }
+        }
+    __syncwarp();
+    const int chunk = lane % kChunks;
+    for (int row = lane / kChunks; row < kWarpRows && row < rows; row += 32 / kChunks) {
+        const uint4* from = chunk_at(tile, row, chunk);
+        Element* to = out + row * out_row_stride + chunk * kChunk;
+#if ALIGNED
+        if (chunk * kChunk < head_dim) *reinterpret_cast<uint4*>(to) = *from;
+#else
+        for (int i = 0; i < kChunk; ++i)
+            if (chunk * kChunk + i < head_dim) to[i] = reinterpret_cast<const Element*>(from)[i];
+#endif
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
@@ -171,8 +227,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
     const Tile tile = locate_tile(kBlockRows);
     const int lane = threadIdx.x % 32;
-    const int side = quad_pair_lane(lane).pair % 2;
-    const int tile_rows = quad_pair_lane(lane).pair / 2 * 8;
     const int warp_row = threadIdx.x / 32 * kWarpRows;
     const int first_row = tile.first_row + warp_row;
     uint4* warp_q_tile = q_tile + warp_row * kChunks;
@@ -220,20 +274,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             float scores[kRowTiles][kKeyTiles][8] = {};
             multiply_keys(scores, warp_q_tile, k_tile, lane);
 
-            if (key + BLOCK_N > unmasked_keys) {
-#pragma unroll
-                for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) {
-                        const int row = first_row + m * 16 + tile_rows + tile_row(lane, lane_row_of(i));
-                        const int column = tile_column(lane, i);
-                        const int tile_key = key + column % 4 + side * 4 + column / 4 * 8;
-                        const int visible = visible_keys(row, seqlen_k, causal_offset) - tile_key;
-#pragma unroll
-                        for (int n = 0; n < kKeyTiles; ++n)
-                            if (n * 16 >= visible) scores[m][n][i] = -infinity();
-                    }
-            }
+            if (key + BLOCK_N > unmasked_keys) mask(scores, first_row, key, seqlen_k, causal_offset, lane);
 
             float correction[kRowTiles][kLaneRows];
             const bool rescale = advance(state, p, correction, scores, scale_log2, warp_p_tile, lane);
@@ -255,39 +296,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         __syncthreads();
     }
 
-    // The output goes through the warp's own rows of the Q tile, to leave in whole chunks.
-    lse += (static_cast<long long>(tile.batch) * num_heads + tile.head) * seqlen_q;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            const int row = m * 16 + tile_rows + tile_row(lane, r);
-            const float sum = row_total(state.sum[m][r]);
-            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
-            if (side == 0 && tile_column(lane, 0) == 0 && first_row + row < seqlen_q)
-                lse[first_row + row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
-#pragma unroll
-            for (int i = 0; i < kDimTiles * 16; i += 2) {
-                if (lane_row_of(i % 8) != r) continue;
-                const int d = i / 16, j = i / 8 % 2, column = tile_column(lane, i % 8);
-                const float (&tile_output)[8] = output[m][d][j];
-                unsigned* words =
-                    reinterpret_cast<unsigned*>(chunk_at(warp_q_tile, row, d * 4 + side * 2 + column / 4));
-                words[j * 2 + column % 4 / 2] =
-                    pack_f16(tile_output[i % 8] * inverse, tile_output[i % 8 + 1] * inverse);
-            }
-        }
-    __syncwarp();
-    out += tile.batch * out_batch_stride + tile.head * out_head_stride;
-    const int chunk = lane % kChunks;
-    for (int row = lane / kChunks; row < kWarpRows && first_row + row < seqlen_q; row += 32 / kChunks) {
-        const uint4* from = chunk_at(warp_q_tile, row, chunk);
-        Element* to = out + (first_row + row) * out_row_stride + chunk * kChunk;
-#if ALIGNED
-        if (chunk * kChunk < head_dim) *reinterpret_cast<uint4*>(to) = *from;
-#else
-        for (int i = 0; i < kChunk; ++i)
-            if (chunk * kChunk + i < head_dim) to[i] = reinterpret_cast<const Element*>(from)[i];
-#endif
-    }
+    lse += (static_cast<long long>(tile.batch) * num_heads + tile.head) * seqlen_q + first_row;
+    out += tile.batch * out_batch_stride + tile.head * out_head_stride + first_row * out_row_stride;
+    finish(output, state, warp_q_tile, out, out_row_stride, lse, seqlen_q - first_row, head_dim, lane);
 }
