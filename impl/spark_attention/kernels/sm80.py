@@ -14,7 +14,7 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
 
     aligned: all rows start at multiples of 16 bytes and head_dim is a multiple of 8. bfloat16: else float16.
     """
-    block_n = 64 if aligned else 32  # the head of the source says why
+    block_n = 64 if aligned and padded_dim == 64 else 32  # the head of the source says why
     element = "bf16" if bfloat16 else "fp16"
     return Kernel(
         name=f"spark_attention_forward_sm80_d{padded_dim}_{element}{'' if aligned else '_unaligned'}",
