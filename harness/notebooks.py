@@ -15,7 +15,8 @@ NOTEBOOKS = tuple(sorted(path.stem for path in FOLDER.glob("*.ipynb")))
 
 
 def execute(config_path: str | Path, name: str) -> Path:
-    """Run notebooks/<name>.ipynb on the run's records; returns results/<run>/notebooks/<name>.ipynb.
+    """Run notebooks/<name>.ipynb on the run's records; returns results/<run>/notebooks/<name>.ipynb, with the same as
+    a page (.html) beside it.
 
     The kernel is this Python's. Raises ConfigError for a bad config or an unknown notebook, MachineError when the run
     has no records or a cell fails; the executed copy then shows where.
@@ -25,7 +26,9 @@ def execute(config_path: str | Path, name: str) -> Path:
     records = load_config(config_path).results.absolute() / "records.parquet"
     if not records.exists():
         raise MachineError(f"{records}: no records yet; measure and collect first: voltabench run {config_path}")
-    return run_notebook(FOLDER / f"{name}.ipynb", records, records.parent / "notebooks" / f"{name}.ipynb")
+    output = run_notebook(FOLDER / f"{name}.ipynb", records, records.parent / "notebooks" / f"{name}.ipynb")
+    output.with_suffix(".html").write_text(as_page(output))
+    return output
 
 
 def run_notebook(source: Path, records: Path, output: Path) -> Path:
@@ -43,3 +46,11 @@ def run_notebook(source: Path, records: Path, output: Path) -> Path:
         place = f"cell {error.exec_count} of {source.name}"
         raise MachineError(f"{place}: {error.ename}: {error.evalue}; the executed copy is {output}") from error
     return output
+
+
+def as_page(notebook: Path) -> str:
+    """The executed notebook as one HTML page that needs no network."""
+    from nbconvert import HTMLExporter
+
+    page, _ = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="").from_filename(str(notebook))
+    return page

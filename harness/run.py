@@ -35,7 +35,7 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
 def make_report(path: Path) -> None:
     """Write results/<run>/report.zip: figures, claims, notebooks and how they were made, to be opened offline."""
     report = load_config(path).results / "report.zip"
-    _snakemake("results", "--configfile", str(path), "--report", str(report), "--quiet", "all")
+    _snakemake("results", "--configfile", str(path), "--report", str(report))
 
 
 def _snakemake(target: str, *options: str) -> None:

@@ -1,4 +1,4 @@
-from harness.figures import FIGURES, FORMATS
+from harness.figures import FIGURES, FORMATS, caption
 
 
 rule figure:
@@ -8,7 +8,7 @@ rule figure:
     output:
         report(
             f"{RESULTS}/figures/{{figure}}.svg",
-            caption="../report/{figure}.rst",
+            caption="../report/figure.rst",
             category="Figures",
         ),
         multiext(
@@ -21,6 +21,8 @@ rule figure:
         figure="|".join(FIGURES),
     conda:
         ENVIRONMENT
+    params:
+        caption=lambda wildcards: caption(wildcards.figure),
     message:
         "drawing {wildcards.figure}"
     shell:

@@ -24,8 +24,9 @@ rule notebook:
         config=CONFIG_FILE,
         records=rules.collect.output,
     output:
+        f"{RESULTS}/notebooks/{{notebook}}.ipynb",
         report(
-            f"{RESULTS}/notebooks/{{notebook}}.ipynb",
+            f"{RESULTS}/notebooks/{{notebook}}.html",
             caption="../report/notebook.rst",
             category="Notebooks",
         ),
