@@ -34,15 +34,6 @@ class CusparseCsr(Contender):
     source = "https://docs.nvidia.com/cuda/cusparse/#cusparsespmm"
     sources = ("baselines/spmm/_cusparse.py",)
 
-    def unavailable(self, target: Target) -> str | None:
-        if not target.is_cuda:
-            return None
-        try:
-            library()
-        except OSError as error:
-            return f"no cuSPARSE to call ({error}); install a PyTorch built for CUDA 12 or 13"
-        return None
-
     def unsupported(self, params: SpMMParams, target: Target) -> str | None:
         if not target.is_cuda and not torch.backends.mkl.is_available():
             return "PyTorch's CPU product of CSR needs MKL, which this build lacks; run on an x86 CPU or a GPU"
@@ -78,7 +69,12 @@ def _fastest_accurate(params: SpMMParams, inputs: Tensors, csr: Csr) -> tuple[Ca
     """The fastest call within _ACCURATE of the gate's limit, or the fastest of all, which the gate then judges.
 
     An output of 16 bits moves fewer bytes than one of float32, but is rounded wherever partial sums meet in it.
+    Raises Unsupported without the library, and where it takes no algorithm with these types.
     """
+    try:
+        library()
+    except OSError as error:
+        raise Unsupported(f"no cuSPARSE to call ({error}); install a PyTorch built for CUDA 12 or 13") from error
     x, expected = inputs["x"], Gate(SpMM(), params, inputs).expectations["y"]
     tried, best = {}, None
     for algorithm, dtype in itertools.product(ALGORITHMS, dict.fromkeys((x.dtype, torch.float32))):

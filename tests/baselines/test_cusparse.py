@@ -19,7 +19,6 @@ from harness.ops import OPS
 from harness.verify import max_error, ulp_of_max
 from tests.baselines.gating import through_the_gate
 
-HOPPER = Target("cuda", "NVIDIA H200", (9, 0))
 CONTENDER = cusparse_csr.CusparseCsr()
 SHAPES = {  # m, k, n, sparsity
     "odd": (127, 65, 3, 0.8),
@@ -94,18 +93,16 @@ def test_csr_of_zeros_keeps_one():
     assert (offsets.tolist(), columns.tolist(), values.tolist()) == ([0, 1, 1, 1], [0], [0.0])
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch brings cuSPARSE")
-def test_a_pytorch_without_cuda_is_unavailable():
-    wanted = "no cuSPARSE to call (this PyTorch is built without CUDA); install a PyTorch built for CUDA 12 or 13"
-    assert CONTENDER.unavailable(HOPPER) == wanted
-    assert CONTENDER.unavailable(Target("cpu", "a CPU")) is None
-
-
-def test_a_library_that_is_not_there_is_unavailable(forget, monkeypatch):
+@pytest.mark.parametrize(
+    ("cuda", "reason"), [(None, "this PyTorch is built without CUDA"), ("13.0", r"libcusparse\.so\.999: .+")]
+)
+def test_without_the_library_it_says_what_to_install(cuda, reason, forget, monkeypatch):
     _cusparse.library.cache_clear()
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(_cusparse, "LIBRARY", "libcusparse.so.999")
-    assert "libcusparse.so.999" in CONTENDER.unavailable(HOPPER)
+    params, inputs = case(SHAPES["odd"])
+    with pytest.raises(Unsupported, match=rf"^no cuSPARSE to call \({reason}\); install a PyTorch built for CUDA"):
+        CONTENDER.prepare(params, inputs, Target("cuda", "NVIDIA H200", (9, 0)))
 
 
 @each_shape
