@@ -102,9 +102,17 @@ def test_the_command_line_goes_over_the_file(tmp_path):
 
 def test_a_run_is_picked_up_where_it_stopped(tmp_path):
     options = (RECORDS, "--configfile", tiny(tmp_path))
+    stopped = snakemake(tmp_path, *options, "--config", "budget_min=0.00001")
+    assert stopped.returncode == 0, stopped.stdout
+    assert stopped.stdout.index("measuring spmm/first") < stopped.stdout.index("measuring spmm/small")
+    assert "the budget of 1e-05 min is spent" in stopped.stdout
+    first = lines(tmp_path, "first")
+    assert len(first) == 2
+    assert lines(tmp_path, "small") == []
+
     ended = snakemake(tmp_path, *options)
     assert ended.returncode == 0, ended.stdout
-    assert ended.stdout.index("measuring spmm/first") < ended.stdout.index("measuring spmm/small")
+    assert lines(tmp_path, "first") == first
     whole = lines(tmp_path, "small")
     assert len(whole) == 4
     assert {json.loads(line)["record"]["status"] for line in whole} == {"ok"}
@@ -117,7 +125,6 @@ def test_a_run_is_picked_up_where_it_stopped(tmp_path):
     locks = tmp_path / ".snakemake/locks"
     locks.mkdir(exist_ok=True)
     (locks / "0.output.lock").write_text(f"{RECORDS}\n")
-    first = lines(tmp_path, "first")
 
     resumed = snakemake(tmp_path, *options)
     assert resumed.returncode == 0, resumed.stdout
