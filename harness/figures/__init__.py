@@ -8,12 +8,15 @@ Importing this package does not import matplotlib.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.contender import ROOT
 from harness.errors import ConfigError
+from harness.figures.style import RC
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,19 +63,15 @@ def draw(config: str | Path, name: str) -> None:
 
 def save(run: Run, name: str) -> None:
     """Draw figure `name` of `run` into its folder."""
-    import matplotlib as mpl
     from matplotlib.backend_bases import get_registered_canvas_class
-
-    from harness.figures.style import RC
 
     rows, figure = render(run, name)
     folder = run.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-    (folder / f"{name}.txt").write_text(f"{caption(name)} {run.place}.\n")
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(RC)
+    caption = " ".join((ROOT / "workflows" / "report" / f"{name}.rst").read_text().split())
+    (folder / f"{name}.txt").write_text(f"{caption} {run.place}.\n")
+    with _style():
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix in FORMATS:  # through the canvas: savefig draws everything twice
@@ -80,24 +79,24 @@ def save(run: Run, name: str) -> None:
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=_METADATA[suffix])
 
 
-def caption(name: str) -> str:
-    """What figure `name` shows, on one line."""
-    return " ".join((ROOT / "workflows" / "report" / f"{name}.rst").read_text().split())
-
-
 def render(run: Run, name: str) -> tuple[pd.DataFrame, Figure]:
     """The tidy rows of figure `name`, and the figure drawn from them."""
-    import matplotlib as mpl
-
     from harness.figures.panels import sentence
-    from harness.figures.style import RC
 
     module_name, options = FIGURES[name]
     module = importlib.import_module(f"harness.figures.{module_name}")
     rows = module.table(run, **options)
+    reason = module.nothing(rows, run)
+    with _style():
+        return rows, sentence(run, module.TITLE.format(**options), reason) if reason else module.plot(rows, run)
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Our settings over matplotlib's own, whatever the user's matplotlibrc says."""
+    import matplotlib as mpl
+
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(RC)
-        reason = module.nothing(rows, run)
-        title = module.TITLE.format(**options)
-        return rows, sentence(run, title, reason) if reason else module.plot(rows, run)
+        yield

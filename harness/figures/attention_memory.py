@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.figures.attention_throughput import SHAPE, attention_facets, length_labels
-from harness.figures.panels import drawn, grouped_bars, legend, page
+from harness.figures.panels import drawn, grouped_bars, legend, log_scale, page
 from harness.figures.run import Run
 
 TITLE = "Attention, peak memory above the inputs (lower is better)"
@@ -29,10 +29,10 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = attention_facets(rows, ["head_dim", "causal", "direction"])
     figure, cells = page(panels, run, TITLE, height=1.4, xlabel="sequence length", ylabel="MiB")
     series = drawn(rows, "peak_mib", run)
-    lowest = rows.loc[rows["peak_mib"] > 0, "peak_mib"].min()
+    positive = rows.loc[rows["peak_mib"] > 0, "peak_mib"]
     for ax, group in cells:
-        ax.set_yscale("log")
         grouped_bars(ax, group, "peak_mib", series, "case_id", length_labels(group))
-        ax.set_ylim(lowest / 4, None)
+        ax.set_ylim(positive.min() / 4, positive.max() * 2)
+        log_scale(ax, "y", decades=1.2)
     legend(figure, rows, series, "bar")
     return figure

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.figures.run import Run
 from harness.figures.style import BLACK, COLUMN, PAGE, VERMILLION, Look
@@ -46,11 +46,10 @@ def words(column: str, value: Any) -> str:
 
 
 def facets(rows: pd.DataFrame, always: Sequence[str], varying: Sequence[str] = ()) -> Panels:
-    """Split rows into panels by the columns `always`, and by those of `varying` that have several values.
-
-    The experiment, where it varies, comes first.
-    """
-    several = [c for c in varying if rows[c].nunique(dropna=False) > 1]
+    """Split rows into panels by the columns `always`, and by those of `varying` that have several values in one of
+    the panels so made. The experiment, where it varies, comes first."""
+    counts = rows.groupby(list(always), dropna=False, observed=True)[list(varying)].nunique(dropna=False)
+    several = [column for column in varying if counts[column].max() > 1]
     by = sorted([*always, *several], key=lambda column: column != "experiment")
     groups = rows.groupby(by, dropna=False, observed=True, sort=True)
     return [(", ".join(filter(None, map(words, by, key))), group) for key, group in groups]
@@ -69,12 +68,13 @@ def page(
         panels = panels[:MOST_PANELS]
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(PAGE if columns > 1 else COLUMN, lines * height + TITLE_HEIGHT), layout="constrained")
+    width = PAGE if columns > 1 else COLUMN
+    figure = Figure(figsize=(width, lines * height + TITLE_HEIGHT), layout="constrained")
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for spare in axes[len(panels) :]:
         spare.remove()
     for place, (ax, (name, _)) in enumerate(zip(axes, panels, strict=False)):
-        ax.set_title(name)
+        ax.set_title("\n".join(textwrap.fill(part, int(13 * width / columns)) for part in name.split("\n")))
         ax.set_xlabel(xlabel if place + columns >= len(panels) else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
     sign(figure, run, title)
@@ -207,4 +207,4 @@ def log_scale(axes: Axes, which: Literal["x", "y"], *, decades: float = 2.5) -> 
     axis, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if math.log10(high / low) < decades else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())

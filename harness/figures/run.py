@@ -51,15 +51,19 @@ class Run:
     records: pd.DataFrame
 
     @classmethod
-    def open(cls, config_path: str | Path) -> Run:
-        """Read results/<run>/records.parquet. Raises ConfigError, or MachineError when there are no records yet."""
+    def open(cls, config_path: str | Path, folder: Path | None = None) -> Run:
+        """Read the records of a run, in `folder` or else in results/<run>.
+
+        Raises ConfigError for a bad config and MachineError when there are no records yet.
+        """
         config = load_config(config_path)
-        path = config.results / "records.parquet"
+        folder = folder or config.results
+        path = folder / "records.parquet"
         if not path.exists():
             raise MachineError(f"{path}: no records yet; measure and collect first: voltabench run {config_path}")
         ops = {experiment.op for experiment in config.experiments.values()}
         labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
-        return cls(config.run, config.device, config.results, labels, read_records(path))
+        return cls(config.run, config.device, folder, labels, read_records(path))
 
     @property
     def on_cpu(self) -> bool:

@@ -53,7 +53,7 @@ def of_axes(ax):
     """Texts that are drawn with an axes: title, labels, words and the tick labels in view."""
     yield from (text for text in (ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts) if text.get_text())
     for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
-        ticks = zip(axis.get_majorticklabels(), axis.get_majorticklocs(), strict=True)
+        ticks = zip(axis.get_majorticklabels(), axis.get_majorticklocs(), strict=False)  # hidden labels are not there
         yield from (label for label, at in ticks if low <= at <= high)
 
 
