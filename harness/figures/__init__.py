@@ -69,14 +69,18 @@ def save(run: Run, name: str) -> None:
     folder = run.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-    caption = " ".join((ROOT / "workflows" / "report" / f"{name}.rst").read_text().split())
-    (folder / f"{name}.txt").write_text(f"{caption} {run.place}.\n")
+    (folder / f"{name}.txt").write_text(f"{caption(name)} {run.place}.\n")
     with _style():
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix in FORMATS:  # through the canvas: savefig draws everything twice
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=_METADATA[suffix])
+
+
+def caption(name: str) -> str:
+    """What figure `name` shows, on one line."""
+    return " ".join((ROOT / "workflows" / "report" / f"{name}.rst").read_text().split())
 
 
 def render(run: Run, name: str) -> tuple[pd.DataFrame, Figure]:
