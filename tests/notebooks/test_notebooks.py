@@ -8,7 +8,7 @@ import pytest
 
 from harness.contender import ROOT
 from harness.errors import ConfigError, MachineError
-from harness.notebooks import FOLDER, NOTEBOOKS, execute, run_notebook
+from harness.notebooks import FOLDER, NOTEBOOKS, as_page, execute, run_notebook
 from tests.harness.figures import synthetic
 
 
@@ -37,6 +37,9 @@ def test_notebook_runs_and_shows_tables_and_a_figure(tmp_path, name, config, los
     assert ("CPU smoke" in text) == (config == "smoke")
     assert "geometric_mean" in text
     assert lost in text, "what could not run is listed with its reason"
+    page = as_page(output)
+    assert "<table" in page
+    assert 'src="http' not in page, "opens offline"
 
 
 def test_notebooks_are_kept_without_outputs():
