@@ -124,8 +124,10 @@ class CudaTimer:
         if graph_pool is not None:
             self._capture(graph_pool)
         self.hot_method = "graph" if self._graph else "backlog"
-        span_s = HOT_SAMPLE_S if self._graph else BACKLOG_SAMPLE_S
-        self._repeats = _calls_in(span_s, self._call_s * self._graph_calls)
+        if self._graph:
+            self._repeats = _calls_in(HOT_SAMPLE_S, self._call_s * self._graph_calls)
+        else:  # as many as the host can enqueue behind one spin
+            self._repeats = _calls_in(BACKLOG_SAMPLE_S, self._call_s, most=max(1, int(SPIN_LIMIT_S / 4 / host_s)))
         self.hot_sample_s = self._repeats * self._graph_calls * self._call_s
         # Host time to enqueue one sample; raised whenever the device catches up with the host.
         self._host_s = {"cold": host_s, "hot": self._repeats * (3e-5 if self._graph else host_s)}
@@ -280,7 +282,7 @@ def flush_buffer(device: str) -> Tensor:
 
 
 def _calls_in(seconds: float, call_s: float, most: int = MAX_CALLS) -> int:
-    return max(1, min(most, math.ceil(seconds / call_s)))
+    return max(1, min(most, MAX_CALLS, math.ceil(seconds / call_s)))
 
 
 def _between_events(work: Callable[[], Any]) -> tuple[Any, Any]:

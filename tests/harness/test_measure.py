@@ -283,7 +283,7 @@ def test_every_failure_on_a_gpu(bed: Bed) -> None:
         good = found["good"]
         assert good.hot_method == "graph"
         assert found["synchronises"].hot_method == "backlog"
-        assert "assert" in found["loses_context"].reason
+        assert "CUDA error" in found["loses_context"].reason  # of whichever call notices first
         assert 0 < good.hot_median_s < 1e-4
         assert good.peak_bytes >= 64 * n * 2
         assert good.sm_clock_mhz > 0
