@@ -7,6 +7,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -103,32 +105,34 @@ def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
         Store(tmp_path / "a.jsonl")
 
 
-@pytest.fixture
-def file_size_limit() -> object:
-    """Sets how large a file may grow, as a full disk would."""
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file grows past `size`, as on a full disk; not even the log that pytest writes to, so be short within."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_found_before_anything_is_measured(tmp_path: Path, file_size_limit: object) -> None:
+def test_a_full_disk_is_found_before_anything_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with Store(path) as out:
         out.append(record(), [])
     before = path.read_bytes()
-    file_size_limit(store.PROBE_BYTES // 2)
-    with pytest.raises(MachineError, match="make room"):
+    with file_size_limit(store.PROBE_BYTES // 2), pytest.raises(MachineError, match="make room"):
         Store(path)
     assert path.read_bytes() == before
 
 
-def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, file_size_limit: object) -> None:
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with Store(path) as out:
         out.append(record(), pack(samples()))
         before = path.read_bytes()
-        file_size_limit(len(before) + 100)
-        with pytest.raises(MachineError, match="nothing recorded before is lost"):
+        nothing_lost = pytest.raises(MachineError, match="nothing recorded before is lost")
+        with file_size_limit(len(before) + 100), nothing_lost:
             out.append(record("op.b"), pack(samples()))
     assert path.read_bytes() == before
 
