@@ -70,7 +70,7 @@ def library_versions() -> dict[str, str]:
     maps = Path("/proc/self/maps")
     loaded = maps.read_text() if maps.exists() else ""
     for name, ask in CUDA_LIBRARIES.items():
-        paths = sorted(set(re.findall(rf"\S*/lib{name}\.so[.\d]*$", loaded, re.MULTILINE)))
+        paths = sorted(set(re.findall(rf"/.*/lib{name}\.so[.\d]*$", loaded, re.MULTILINE)))
         if paths:
             versions[name] = " and ".join(_library_version(path, ask) for path in paths)
     return versions
