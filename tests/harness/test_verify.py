@@ -144,8 +144,9 @@ def test_fresh_outputs_start_poisoned() -> None:
     fresh = [torch.empty(shape, dtype=torch.float16) for _ in range(3)]
     bookkeeping = 16  # elements that malloc overwrites at the start of a freed block
     assert any(t.isnan().sum() >= t.numel() - bookkeeping for t in fresh)
-    seen = poisoned_call(lambda: {"y": torch.empty(shape, dtype=torch.float16)})
-    assert seen["y"].isnan().sum() >= seen["y"].numel() - bookkeeping
+    # Now and then malloc serves a block that was never poisoned.
+    seen = [poisoned_call(lambda: {"y": torch.empty(shape, dtype=torch.float16)})["y"] for _ in range(5)]
+    assert any(y.isnan().sum() >= y.numel() - bookkeeping for y in seen)
 
 
 def test_poisoning_takes_outputs_of_inference_mode_and_autograd() -> None:
