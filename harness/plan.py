@@ -12,13 +12,16 @@ from rich.table import Table
 
 from harness.config import Config, load_config
 from harness.contender import Target
+from harness.energy import DEFAULT_PERIOD_S, TICKS
 from harness.errors import MachineError
 from harness.machine import find_target
 
-# Minutes are an estimate: windows follow from the config, the rest was read off runs of the shipped configs.
-JOB_S = {"cpu": 4.0, "cuda": 12.0}  # one panel: two processes, importing torch, waking the device
-ROW_S = {"cpu": 0.15, "cuda": 1.2}  # one row: inputs, set-up, both passes of the gate
-RATE = {"cpu": 2e10, "cuda": 5e13}  # useful FLOP/s of a middling contender; the float64 reference is in ROW_S
+# Minutes are an estimate: windows follow from the config, the rest was read off runs of the shipped configs on two
+# CPU cores and on an H200.
+JOB_S = {"cpu": 4.0, "cuda": 10.0}  # one panel: two processes, importing torch, waking the device
+ROW_S = {"cpu": 0.1, "cuda": 0.35}  # one row: inputs, set-up, both passes of the gate
+RATE = {"cpu": 2e10, "cuda": 5e13}  # useful FLOP/s of a middling contender
+ENERGY_S = 3.0  # one energy cell beside its windows: idle power, waiting for ticks
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
         call = case.op.flops(case.params) / RATE[target.device]
         seconds += ROW_S[target.device] + config.measure.warmup_s + 2 * _window(config, call, target)
         if contender in case.energy and target.is_cuda:
-            seconds += config.energy.settle_s + config.energy.trials * config.energy.window_s
+            window = max(config.energy.window_s, TICKS * DEFAULT_PERIOD_S)
+            seconds += ENERGY_S + config.energy.settle_s + config.energy.trials * window
     return PanelPlan(name, config.panel(experiment, panel).headline, len(rows), refused, peak, seconds)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from harness.config import load_config
 from harness.contender import ROOT, Target
+from harness.energy import DEFAULT_PERIOD_S, TICKS
 from harness.plan import plan_panel
 
 CPU = Target("cpu", "a CPU")
@@ -51,7 +52,7 @@ def test_longer_windows_and_energy_cost_minutes(smoke):
     slow = h200.model_copy(update={"energy": h200.energy.model_copy(update={"window_s": 100.0})})
     extra = plan_panel(slow, "spmm/opt_30b", gpu).seconds - plan_panel(h200, "spmm/opt_30b", gpu).seconds
     cells = [row for row in h200.rows("spmm/opt_30b") if row[1] in row[0].energy]
-    assert extra == pytest.approx(len(cells) * h200.energy.trials * (100 - h200.energy.window_s))
+    assert extra == pytest.approx(len(cells) * h200.energy.trials * (100 - TICKS * DEFAULT_PERIOD_S))
 
 
 @pytest.mark.parametrize("name", ["v100", "h200"])
