@@ -10,6 +10,7 @@ flash-attn-4 is left out (its compiler alone is over 90 MB): there that contende
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ WITHOUT_WHEEL = ("connection-pool",)  # pure Python, on PyPI as a source archive
 
 
 def collect(requirements: Path, folder: Path) -> None:
-    """Put the wheels of `requirements`, and nothing that they depend on, into `folder`."""
+    """Fill `folder` with the wheels of `requirements`, and nothing that they depend on."""
+    shutil.rmtree(folder, ignore_errors=True)
     lines = [line for line in requirements.read_text().splitlines() if not line.startswith("#")]
     pip = [sys.executable, "-m", "pip"]
     sources = [line for line in lines if line.partition("==")[0] in WITHOUT_WHEEL]
