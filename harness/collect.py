@@ -63,12 +63,14 @@ def read_panels(config: Config, panels: Iterable[str]) -> tuple[list[Record], li
 
 
 def record_table(records: list[Record]) -> pa.Table:
-    """One row per record, bandwidth_fraction filled in against the fastest copy among them."""
+    """One row per record, bandwidth_fraction filled in against the fastest copy among them; a copy computes nothing."""
     fastest = max((r.gbps for r in records if r.contender == COPY and r.gbps), default=None)
     rows = [r.model_dump() for r in records]
     for row in rows:
         if fastest and row["gbps"]:
             row["bandwidth_fraction"] = row["gbps"] / fastest
+        if row["contender"] == COPY:
+            row["tflops"] = None
     return pa.Table.from_pylist(rows, schema=schema(Record))
 
 

@@ -30,6 +30,11 @@ def test_bandwidth_is_a_fraction_of_the_fastest_copy() -> None:
     assert record_table([record("a", 2000.0)]).to_pylist()[0]["bandwidth_fraction"] is None
 
 
+def test_a_copy_has_no_flops_per_second() -> None:
+    rows = record_table([record("copy", tflops=5.0), record("a", tflops=5.0)]).to_pylist()
+    assert [row["tflops"] for row in rows] == [None, 5.0]
+
+
 def test_samples_come_out_as_they_went_in() -> None:
     given = [
         Sample(
