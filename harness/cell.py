@@ -14,7 +14,7 @@ from harness.config import Config
 from harness.contender import ROOT, Contender, Prepared, Unsupported
 from harness.energy import EnergyResult
 from harness.lazy import lazy_import
-from harness.records import Record, Sample
+from harness.records import NO_ENERGY_CELL, Record, Sample
 from harness.statistics import quartiles, ratio_by_rounds
 from harness.timers import Timer
 from harness.timing import Timings
@@ -84,7 +84,7 @@ class Cell:
         record.hot_min_s, record.hot_median_s = min(hot), statistics.median(hot)
         record.tflops = record.flops / record.cold_median_s / 1e12
         record.gbps = record.bytes_floor / record.cold_median_s / 1e9
-        if baseline and not baseline.error:
+        if baseline:
             ratio = ratio_by_rounds(baseline.cold_rounds(), timings.cold_rounds())
             record.speedup, record.speedup_low, record.speedup_high = ratio or (None, None, None)
 
@@ -138,7 +138,7 @@ def draft(config: Config, case: Case, contender: Contender, machine: dict[str, A
         bytes_floor=case.op.bytes_floor(case.params),
         code_hash=contender.code_hash(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        energy_quality="not an energy cell of the config",
+        energy_quality=NO_ENERGY_CELL,
         **case.op.columns(case.params),
         **machine,
     )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 1
+NO_ENERGY_CELL = "not an energy cell of the config"  # energy_quality where none was asked for
 
 Status = Literal["ok", "unsupported", "unavailable", "out_of_memory", "incorrect", "unstable", "crashed", "timeout"]
 
