@@ -74,6 +74,7 @@ def save(run: Run, name: str) -> None:
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix in FORMATS:  # through the canvas: savefig draws everything twice
+            figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=_METADATA[suffix])
 

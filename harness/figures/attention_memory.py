@@ -33,6 +33,6 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     for ax, group in cells:
         grouped_bars(ax, group, "peak_mib", series, "case_id", length_labels(group))
         ax.set_ylim(positive.min() / 4, positive.max() * 2)
-        log_scale(ax, "y", decades=1.2)
+        log_scale(ax, "y", most=5)
     legend(figure, rows, series, "bar")
     return figure

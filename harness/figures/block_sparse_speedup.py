@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line
+from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line, share
 from harness.figures.run import Run
 from harness.figures.spmm import nothing, over, without_baseline
 from harness.figures.style import BLACK
@@ -37,7 +37,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             line(ax, group[group["contender"] == contender], "density", "speedup", look, place)
         reference_line(ax, 1.0)
         ax.set_xscale("log")
-        ax.set_xticks(density, [f"{d:.2g}" for d in density])
+        ax.set_xticks(density, [share(d) for d in density])
         ax.set_xticks([], minor=True)
         ax.margins(x=0.08)
         log_scale(ax, "y")

@@ -8,10 +8,12 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import below, page
 from harness.figures.run import Run
-from harness.figures.style import BLUE, VERMILLION
+from harness.figures.style import BLUE, GREY, VERMILLION
 
 TITLE = "State of the card through the run"
 READINGS = {"sm_clock_mhz": "SM clock, MHz", "power_w": "power, W", "temperature_c": "temperature, °C"}
+LONGEST_PAUSE = 2.0  # minutes; a run that was resumed the next day would else be two dots
+_PAUSE = {"color": GREY, "linestyle": ":", "linewidth": 1.0}
 _FREE = {"linestyle": "", "marker": ".", "color": BLUE, "markersize": 2}
 
 
@@ -32,13 +34,21 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = [(label, rows) for label in READINGS.values()]
     figure, cells = page(panels, run, TITLE, columns=3, xlabel="minutes")
+    steps = rows["minutes"].diff().fillna(0.0)
+    at = steps.clip(upper=LONGEST_PAUSE).cumsum()
+    pauses = at[steps > LONGEST_PAUSE] - LONGEST_PAUSE / 2
     slowed = ~rows["throttled"].fillna("none").isin(["", "none"])
     for (ax, _), column in zip(cells, READINGS, strict=True):
-        ax.plot(rows["minutes"][~slowed], rows[column][~slowed], **_FREE)
-        ax.plot(rows["minutes"][slowed], rows[column][slowed], **{**_FREE, "color": VERMILLION})
+        ax.plot(at[~slowed], rows[column][~slowed], **_FREE)
+        ax.plot(at[slowed], rows[column][slowed], **{**_FREE, "color": VERMILLION})
+        for pause in pauses:
+            ax.axvline(pause, **_PAUSE)
     handles = [Line2D([], [], label="not throttled", **{**_FREE, "markersize": 6})]
     if slowed.any():
         reasons = ", ".join(sorted(set(rows.loc[slowed, "throttled"])))
-        handles.append(Line2D([], [], label=reasons, **{**_FREE, "color": VERMILLION, "markersize": 6}))
+        handles.append(Line2D([], [], label=f"throttled: {reasons}", **{**_FREE, "color": VERMILLION, "markersize": 6}))
+    if not pauses.empty:
+        label = f"nothing measured for over {LONGEST_PAUSE:g} minutes, drawn as {LONGEST_PAUSE:g}"
+        handles.append(Line2D([], [], label=label, **_PAUSE))
     below(figure, handles)
     return figure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from harness.figures.panels import drawn, legend, log_scale, page, words
 from harness.figures.run import OPS, Run
 from harness.figures.style import GREY
+from harness.records import NO_ENERGY_CELL
 
 TITLE = "Energy above idle against time, one call (lower left is better)"
 SHAPE = ["direction", "dtype", "head_dim", "causal", "seqlen_q", "batch", "m", "k", "n", "sparsity", "density"]
@@ -19,8 +19,8 @@ _FRONT = {"color": GREY, "linestyle": "--", "linewidth": 0.8, "zorder": 1}
 
 def table(run: Run) -> pd.DataFrame:
     rows = run.select(OPS, ["op", *SHAPE], VALUES, keep=["energy_quality", "energy_source"], speed=True)
-    measured = set(rows.loc[rows["energy_net_j"].notna(), "case_id"])
-    return rows[rows["case_id"].isin(measured)] if measured else rows
+    measured = rows["case_id"].isin(rows.loc[rows["energy_net_j"].notna(), "case_id"])
+    return rows[measured & (rows["energy_quality"] != NO_ENERGY_CELL)] if measured.any() else rows
 
 
 def nothing(rows: pd.DataFrame, run: Run) -> str | None:
@@ -34,18 +34,25 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = [(_name(group.iloc[0]), group) for _, group in rows.groupby(["op", "case_id"], sort=False)]
-    figure, cells = page(panels, run, TITLE, columns=3, xlabel="time, us", ylabel="energy above idle, mJ")
+    figure, cells = page(panels, run, TITLE, height=1.8, ylabel="energy above idle, mJ")
     series = drawn(rows, "energy_net_j", run)
+    fronts = []
     for ax, group in cells:
         points = group.dropna(subset=["energy_net_j", "cold_median_s"])
+        unit, scale = ("ms", 1e3) if points["cold_median_s"].max() > 1e-3 else ("us", 1e6)
         front = _front(points)
-        ax.plot(front["cold_median_s"] * 1e6, front["energy_net_j"] * 1e3, **_FRONT)
+        if len(front) > 1:
+            fronts = ax.plot(
+                front["cold_median_s"] * scale, front["energy_net_j"] * 1e3, label="Pareto front", **_FRONT
+            )
         for row in points.itertuples():
-            ax.plot(row.cold_median_s * 1e6, row.energy_net_j * 1e3, **{**series[row.contender].point, "markersize": 5})
+            look = series[row.contender].point | {"markersize": 5}
+            ax.plot(row.cold_median_s * scale, row.energy_net_j * 1e3, **look)
+        ax.set_xlabel(f"time, {unit}")
         ax.margins(0.12)
-        log_scale(ax, "x", decades=1.2)
-        log_scale(ax, "y")
-    legend(figure, rows, series, "point", extra=[Line2D([], [], label="Pareto front", **_FRONT)])
+        log_scale(ax, "x", most=4)
+        log_scale(ax, "y", most=5)
+    legend(figure, rows, series, "point", extra=fronts)
     return figure
 
 
@@ -57,5 +64,5 @@ def _front(points: pd.DataFrame) -> pd.DataFrame:
 
 def _name(row: pd.Series) -> str:
     shape = f"{row['m']:.0f}x{row['k']:.0f}" if pd.notna(row["m"]) else ""
-    given = [shape, *(words(column, row[column]) for column in _NAMED)]
-    return f"{words('op', row['op'])}\n{', '.join(filter(None, given))}"
+    given = [words("op", row["op"]), shape, *(words(column, row[column]) for column in _NAMED)]
+    return ", ".join(filter(None, given))

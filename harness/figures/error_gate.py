@@ -30,6 +30,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = facets(rows[rows["error_ratio"].notna()], ["op", "direction"])
     tallest = max(group["contender"].nunique() for _, group in panels)
     figure, cells = page(panels, run, TITLE, height=0.5 + 0.15 * tallest, xlabel="error / allowance")
+    incorrect = []
     for ax, group in cells:
         series = {name: look for name, look in run.looks.items() if name in set(group["contender"])}
         for place, (contender, look) in enumerate(series.items()):
@@ -38,18 +39,19 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             x = own["error_ratio"].clip(LOWEST, HIGHEST).to_numpy()
             y = place + (np.linspace(-0.3, 0.3, len(own)) if len(own) > 1 else np.zeros(1))
             ax.plot(x[~wrong], y[~wrong], **{**look.point, "markersize": 2.5})
-            ax.plot(x[wrong], y[wrong], **_WRONG)
+            if wrong.any():
+                incorrect = ax.plot(x[wrong], y[wrong], label="incorrect", **_WRONG)
         for limit in group["error_limit"].dropna().unique():
             ax.axvline(limit, **_LIMIT)
         ax.axvline(1.0, **_PLAIN)
         ax.set_xlim(LOWEST * 0.8, max(6.0, min(HIGHEST, group["error_ratio"].max()) * 1.4))
-        log_scale(ax, "x")
+        log_scale(ax, "x", most=4)
         ax.set_yticks(range(len(series)), [look.label for look in series.values()], fontsize=6)
         ax.set_ylim(len(series) - 0.5, -0.5)
         ax.grid(axis="x")
     below(figure, [
         Line2D([], [], label="plain fp16's own error", **_PLAIN),
         Line2D([], [], label="limit of the gate: 2 for outputs, 3 for gradients", **_LIMIT),
-        Line2D([], [], label="incorrect", **_WRONG),
+        *incorrect,
     ])  # fmt: skip
     return figure

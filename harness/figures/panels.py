@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from harness.figures.run import Run
 from harness.figures.style import BLACK, COLUMN, PAGE, VERMILLION, Look
@@ -20,18 +21,22 @@ from harness.figures.style import BLACK, COLUMN, PAGE, VERMILLION, Look
 Panels = list[tuple[str, pd.DataFrame]]  # title, rows
 MOST_PANELS = 16
 TITLE_HEIGHT, FOOT, LEGEND_LINE = 0.35, 0.13, 0.152  # inches
-OPEN = {"linestyle": "", "marker": "o", "markerfacecolor": "none", "markeredgecolor": BLACK, "markersize": 3.5}
+OPEN = {"linestyle": "", "marker": "o", "markerfacecolor": "white", "markeredgecolor": BLACK, "markersize": 3.5}
 _FORMATS = {
     "head_dim": "D={:.0f}",
     "seqlen_q": "S={:.0f}",
     "n": "N={:.0f}",
     "block": "block {:.0f}",
     "sparsity": "{:.4g} % zeros",
-    "density": "{:.2g} kept",
     "batch": "B={:.0f}",
     "num_heads": "H={:.0f}",
 }
-_OPS = {"block_sparse_attention": "block-sparse"}
+_SHORT = {
+    "block_sparse_attention": "block-sparse",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+}
 
 
 def words(column: str, value: Any) -> str:
@@ -40,41 +45,62 @@ def words(column: str, value: Any) -> str:
         return ""
     if column == "causal":
         return "causal" if value else "full"
-    if column == "op":
-        return _OPS.get(value, value)
-    return _FORMATS.get(column, "{}").format(value * 100 if column == "sparsity" else value)
+    if column == "density":
+        return f"{share(value)} kept"
+    text = _FORMATS.get(column, "{}").format(value * 100 if column == "sparsity" else value)
+    return _SHORT.get(text, text)
+
+
+def share(density: float) -> str:
+    """A density, which is counted in blocks, near the round number that it was asked as: to half a per cent."""
+    return f"{round(density * 200) / 200 or density:.3g}"
 
 
 def facets(rows: pd.DataFrame, always: Sequence[str], varying: Sequence[str] = ()) -> Panels:
     """Split rows into panels by the columns `always`, and by those of `varying` that have several values in one of
-    the panels so made. The experiment, where it varies, comes first."""
+    the panels so made. The experiment, where it varies, comes first, and is named where titles would be the same."""
     counts = rows.groupby(list(always), dropna=False, observed=True)[list(varying)].nunique(dropna=False)
     several = [column for column in varying if counts[column].max() > 1]
     by = sorted([*always, *several], key=lambda column: column != "experiment")
-    groups = rows.groupby(by, dropna=False, observed=True, sort=True)
-    return [(", ".join(filter(None, map(words, by, key))), group) for key, group in groups]
+    named = []
+    for key, group in rows.groupby(by, dropna=False, observed=True, sort=True):
+        values = dict(zip(by, key, strict=True))
+        experiment = values.pop("experiment", "")
+        named.append((experiment, ", ".join(filter(None, map(words, values, values.values()))), group))
+    times = Counter(title for _, title, _ in named)
+    return [(f"{name}, {title}" if times[title] > 1 else title, group) for name, title, group in named]
 
 
 def page(
-    panels: Panels, run: Run, title: str, *, columns: int = 2, height: float = 1.6, xlabel: str = "", ylabel: str = ""
+    panels: Panels,
+    run: Run,
+    title: str,
+    *,
+    columns: int = 2,
+    height: float = 1.6,
+    wide: bool = False,
+    xlabel: str = "",
+    ylabel: str = "",
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
-    """A figure of panels, each `height` inches high, with their rows; one panel takes a column's width, more a page's.
+    """A figure of panels, each `height` inches high, with their rows.
 
+    At most `columns` stand side by side, fewer where the lines come out fuller. A single column is as wide as a
+    column of text, unless `wide`; more take a page's width.
     The axis labels are written at the lower and left edge. The title says so when the run is a CPU's, and when there
     are more panels than fit.
     """
     if len(panels) > MOST_PANELS:
         title = f"{title}; {MOST_PANELS} of {len(panels)} panels, the others are in the CSV"
         panels = panels[:MOST_PANELS]
-    columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
-    width = PAGE if columns > 1 else COLUMN
+    columns = math.ceil(len(panels) / lines)
+    width = PAGE if wide or columns > 1 else COLUMN
     figure = Figure(figsize=(width, lines * height + TITLE_HEIGHT), layout="constrained")
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for spare in axes[len(panels) :]:
         spare.remove()
     for place, (ax, (name, _)) in enumerate(zip(axes, panels, strict=False)):
-        ax.set_title("\n".join(textwrap.fill(part, int(13 * width / columns)) for part in name.split("\n")))
+        ax.set_title("\n".join(textwrap.fill(part, int(16 * width / columns)) for part in name.split("\n")))
         ax.set_xlabel(xlabel if place + columns >= len(panels) else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
     sign(figure, run, title)
@@ -122,23 +148,27 @@ def drawn(rows: pd.DataFrame, value: str, run: Run) -> dict[str, Look]:
 
 def grouped_bars(
     axes: Axes, rows: pd.DataFrame, value: str, series: Mapping[str, Look], x: str, labels: Mapping[str, str]
-) -> None:
-    """Bars of `value`, one group for each x, one bar for each contender of `series`; words where a value is missing.
+) -> pd.Series:
+    """Bars of `value`, one group for each x; words where a value is missing. Returns where each row's bar stands.
 
+    A group holds the contenders of `series` that have a row there, in the order of the rows, around its tick.
     `labels` maps an x, in order, to its tick label.
     """
-    groups = {key: place for place, key in enumerate(labels)}
-    width = 0.86 / len(series)
-    points = axes.get_position().width * axes.figure.get_figwidth() * 72 / len(groups) * width
-    for place, (name, look) in enumerate(series.items()):
-        own = rows[rows["contender"] == name]
-        at = own[x].map(groups).astype(float) + (place - (len(series) - 1) / 2) * width
-        axes.bar(at, own[value], width, **look.bar)
-        for position, word in zip(at, own["missing"], strict=True):
+    places = {key: place for place, key in enumerate(labels)}
+    rows = rows[rows["contender"].isin(series)]
+    groups = rows.groupby(x, observed=True)["contender"]
+    members = groups.transform("size")
+    width = 0.86 / members.max()
+    at = rows[x].map(places).astype(float) + (groups.cumcount() - (members - 1) / 2) * width
+    points = axes.get_position().width * axes.figure.get_figwidth() * 72 / len(places) * width
+    for name, own in rows.groupby("contender"):
+        axes.bar(at[own.index], own[value], width, **series[name].bar)
+        for position, word in zip(at[own.index], own["missing"], strict=True):
             print_missing(axes, position, word, size=min(6.0, max(4.0, 0.95 * points)))
-    axes.set_xticks(range(len(groups)), list(labels.values()))
-    axes.set_xlim(-0.5, len(groups) - 0.5)
+    axes.set_xticks(range(len(places)), list(labels.values()))
+    axes.set_xlim(-0.5, len(places) - 0.5)
     axes.tick_params(axis="x", length=0)
+    return at
 
 
 def line(axes: Axes, rows: pd.DataFrame, x: str, y: str, look: Look, place: int) -> None:
@@ -200,11 +230,20 @@ def reference_line(axes: Axes, y: float, **style: Any) -> None:
     axes.axhline(y, **{"color": BLACK, "linewidth": 0.8, "zorder": 2, **style})
 
 
-def log_scale(axes: Axes, which: Literal["x", "y"], *, decades: float = 2.5) -> None:
-    """A logarithmic axis with plain numbers: at 1, 2 and 5 times the powers of ten, or, when the axis spans more than
-    `decades`, at the powers of ten only."""
+def log_scale(axes: Axes, which: Literal["x", "y"], *, most: int = 8) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 times the powers of ten, or, when they are more than `most`,
+    at fewer of them; between such numbers, at even steps. There are always two or more."""
     axes.set(**{f"{which}scale": "log"})
     axis, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if math.log10(high / low) < decades else (1.0,)))
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [step * 10.0**power for power in powers for step in steps if low <= step * 10.0**power <= high]
+        if len(ticks) <= most:
+            break
+    if len(ticks) < 2:
+        ticks = [
+            tick for tick in MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high) if low <= tick <= high
+        ]
+    axis.set_major_locator(FixedLocator(ticks))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_locator(NullLocator())

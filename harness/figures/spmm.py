@@ -38,6 +38,11 @@ def over(rows: pd.DataFrame, run: Run) -> str:
     return ", ".join(look.label for name, look in run.looks.items() if name in set(rows["baseline"]))
 
 
+def side_by_side(rows: pd.DataFrame) -> int:
+    """Panels in a line: one for each N, or three where that is not several."""
+    return counted if 1 < (counted := rows["n"].nunique()) <= 4 else 3
+
+
 def nothing(rows: pd.DataFrame, run: Run) -> str | None:
     """Why there are no speed-ups, or None."""
     compared = without_baseline(rows)

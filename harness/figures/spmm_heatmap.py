@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.figures.panels import facets, page
@@ -11,7 +12,7 @@ from harness.figures.run import Run
 from harness.figures.spmm import nothing, random_only, spmm_rows
 
 __all__ = ["TITLE", "nothing", "plot", "table"]
-TITLE = "SpMM, speed-up over the dense baseline (blue is faster, red slower)"
+TITLE = "SpMM, speed-up over dense (blue: faster)"
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -23,21 +24,32 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     have = rows[rows.groupby("contender")["speedup"].transform("count") > 0]
     layers = list(have["layer"].cat.remove_unused_categories().cat.categories)
     panels = facets(have, ["label"], ["experiment", "dtype"])
-    figure, cells = page(panels, run, TITLE, height=0.9 + 0.16 * len(layers), xlabel="N, zeros")
+    wide = have.groupby("label")[["n", "sparsity"]].apply(lambda own: len(own.drop_duplicates())).max() > 8
+    labels = {"xlabel": "zeros", "columns": 1 if wide else 2, "height": 0.9 + 0.16 * len(layers)}
+    figure, cells = page(panels, run, TITLE, wide=wide, **labels)
     reach = max(1.0, np.nanmax(np.abs(have["log2_speedup"])))
     for ax, group in cells:
-        wide = group.astype({"layer": str}).pivot(
-            index="layer", columns=["n", "sparsity"], values=["log2_speedup", "missing"]
-        )
-        values = wide["log2_speedup"].sort_index(axis=1).reindex(layers).astype(float)
-        words = wide["missing"].reindex(index=layers, columns=values.columns).fillna("")
-        ax.grid(False)
+        wide_rows = group.astype({"layer": str})
+        both = wide_rows.pivot(index="layer", columns=["n", "sparsity"], values=["log2_speedup", "missing"])
+        values = both["log2_speedup"].sort_index(axis=1).reindex(layers).astype(float)
+        words = both["missing"].reindex(index=layers, columns=values.columns).fillna("")
         ax.imshow(values, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
         for (i, j), value in np.ndenumerate(values):
-            text = words.iloc[i, j] if np.isnan(value) else f"{2**value:.2f}" if value < 0 else f"{2**value:.1f}"
+            text = words.iloc[i, j] if np.isnan(value) else f"{2**value:.2f}"
             dark = abs(value) > 0.65 * reach
-            ax.text(j, i, text, ha="center", va="center", fontsize=4.5, color="white" if dark else "black")
+            ax.text(j, i, text, ha="center", va="center", fontsize=5.5, color="white" if dark else "black")
         ax.set_yticks(range(len(layers)), layers, fontsize=6)
-        ticks = [f"{n:.0f}, {s * 100:.4g} %" for n, s in values]
-        ax.set_xticks(range(len(ticks)), ticks, rotation=90, fontsize=6)
+        _two_levels(ax, values.columns)
     return figure
+
+
+def _two_levels(ax: Axes, columns: pd.MultiIndex) -> None:
+    """Below the columns their share of zeros, and below that, N; a white line between one N and the next."""
+    ax.grid(False)
+    ax.set_xticks(range(len(columns)), [f"{s * 100:.4g} %" for s in columns.get_level_values("sparsity")], fontsize=6)
+    places = pd.Series(range(len(columns)), columns.get_level_values("n")).groupby(level=0)
+    ax.set_xticks(places.mean(), [f"N={n:.0f}" for n in places.groups], minor=True)
+    ax.tick_params(axis="x", which="minor", length=0, pad=15)
+    ax.xaxis.remove_overlapping_locs = False
+    for first in places.min()[1:]:
+        ax.axvline(first - 0.5, color="white", linewidth=2)

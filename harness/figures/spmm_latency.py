@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import drawn, facets, legend, line, log_scale, page
 from harness.figures.run import Run
-from harness.figures.spmm import random_only, spmm_rows
+from harness.figures.spmm import random_only, side_by_side, spmm_rows
 from harness.figures.style import BLACK
 
 TITLE = "SpMM, time by share of zeros (lower is better)"
@@ -27,7 +27,8 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     shown = rows.assign(zeros=rows["sparsity"] * 100, us=rows["cold_median_s"] * 1e6, floor_us=rows["floor_s"] * 1e6)
     panels = facets(shown, ["layer", "n"], ["experiment", "dtype"])
-    figure, cells = page(panels, run, TITLE, columns=3, height=1.45, xlabel="zeros, %", ylabel="time, us")
+    labels = {"xlabel": "zeros, %", "ylabel": "time, us"}
+    figure, cells = page(panels, run, TITLE, columns=side_by_side(rows), height=1.45, **labels)
     series = drawn(rows, "cold_median_s", run)
     for ax, group in cells:
         for place, (contender, look) in enumerate(series.items()):

@@ -8,7 +8,16 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import OPEN, drawn, facets, grouped_bars, legend, page, reference_line
 from harness.figures.run import Run
-from harness.figures.spmm import PUBLISHED, nothing, over, published_speedups, random_only, spmm_rows, without_baseline
+from harness.figures.spmm import (
+    PUBLISHED,
+    nothing,
+    over,
+    published_speedups,
+    random_only,
+    side_by_side,
+    spmm_rows,
+    without_baseline,
+)
 
 __all__ = ["TITLE", "nothing", "plot", "table"]
 TITLE = "SpMM, speed-up of each layer"
@@ -24,17 +33,16 @@ def table(run: Run) -> pd.DataFrame:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     compared = without_baseline(rows)
     panels = facets(compared, ["sparsity", "n"], ["experiment", "dtype"])
-    columns = min(4, compared["n"].nunique())
+    columns = side_by_side(compared)
     figure, cells = page(panels, run, TITLE, columns=columns, height=1.35)
     series = drawn(compared, "speedup", run)
     layers = {layer: layer for layer in compared["layer"].cat.remove_unused_categories().cat.categories}
-    places = {layer: place for place, layer in enumerate(layers)}
     for place, (ax, group) in enumerate(cells):
-        grouped_bars(ax, group, "speedup", series, "layer", layers)
-        ax.plot(group["layer"].map(places).astype(int), group["published_a100"], **OPEN, zorder=5)
+        at = grouped_bars(ax, group, "speedup", series, "layer", layers)
+        ax.plot(at, group["published_a100"][at.index], **OPEN, zorder=5)
         reference_line(ax, 1.0)
         last = place + columns >= len(cells)
-        ax.tick_params(axis="x", labelrotation=90, labelbottom=last)
+        ax.tick_params(axis="x", labelrotation=90, labelsize=6, labelbottom=last)
     figure.supylabel(f"speed-up over {over(rows, run)}", fontsize=8)
     points = [Line2D([], [], label=PUBLISHED, **OPEN)] if rows["published_a100"].notna().any() else []
     legend(figure, compared, series, "bar", extra=points)

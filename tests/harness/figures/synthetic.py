@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.figures.run import Run, read_records
 from harness.ops import OPS
-from harness.records import Record
+from harness.records import NO_ENERGY_CELL, Record
 
 ATTENTION = {  # made-up TFLOP/s on the made-up GPU
     "unfused_fp16": 60, "sdpa_math": 15, "sdpa_efficient": 130, "xformers": 131, "flex_attention": 260,
@@ -58,7 +58,7 @@ class Maker:
             "device_name": "Synthetic GPU" if self.cuda else "Synthetic CPU",
             "started_at": (START + timedelta(seconds=3 * self.count)).isoformat(),
             "flops": flops, "bytes_floor": OPS[op].bytes_floor(params),
-            "energy_quality": "no NVML on a CPU" if not self.cuda else "not a headline cell",
+            "energy_quality": "no NVML on a CPU" if not self.cuda else NO_ENERGY_CELL,
             **OPS[op].columns(params),
         }  # fmt: skip
         if seconds is None:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
 from matplotlib.text import Text
 
 from harness.contender import ROOT
@@ -120,6 +121,14 @@ def test_files_are_the_same_byte_for_byte(cpu, tmp_path):
     assert b"/FontFile2" in first["pdf"], "fonts are embedded as TrueType"
 
 
+@pytest.mark.parametrize(("contenders", "pixels"), [(2, 7.0 * 200), (1, 3.35 * 200)])
+def test_a_png_is_as_wide_as_a_page_or_a_column_at_200_dpi(tmp_path, contenders, pixels):
+    records = synthetic.spmm(synthetic.Maker("cuda"), ((64, 64),), (8,), (0.7,))
+    ours = ["flash_llm_tiled_csl", "flash_llm_bitmap"][:contenders]
+    save(synthetic.run_of([r for r in records if r.contender in ("cublas", *ours)], tmp_path), "spmm_heatmap")
+    assert imread(tmp_path / "figures" / "spmm_heatmap.png").shape[1] == round(pixels)
+
+
 def test_order_of_the_records_changes_nothing(tmp_path):
     records = synthetic.cpu_records()
     runs = [synthetic.run_of(list(rows), tmp_path / str(i)) for i, rows in enumerate((records, records[::-1]))]
@@ -150,6 +159,31 @@ def test_words_stand_where_a_bar_is_missing(gpu_figure):
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"flash-attn: n.a.", "FlashAttention-3: n.a."} <= set(legend)
     assert "SDPA math" in legend
+
+
+def test_bars_stand_around_their_tick_without_gaps_for_contenders_that_were_not_planned(tmp_path):
+    planned = {64: ["sdpa_flash", "sdpa_cudnn"], 96: ["sdpa_flash", "flex_attention", "sdpa_cudnn"]}
+    maker, case = synthetic.Maker("cuda"), {"batch": 1, "num_heads": 2, "head_dim": 64}
+    records = [
+        maker.record("attention", name, 1e-3, case | {"seqlen": seqlen})
+        for seqlen, names in planned.items() for name in [*names, "flash_attn"]
+    ]  # fmt: skip
+    for record in records:
+        if record.contender == "flash_attn":
+            record.status, record.tflops = "unavailable", None
+    bf16 = case | {"seqlen": 96, "dtype": "bfloat16"}
+    records.append(maker.record("attention", "flash_attn_3", 1e-3, bf16, experiment="attention_bf16"))
+    _, figure = render(synthetic.run_of(records, tmp_path), "attention_forward")
+    mixed, lone = panels(figure)
+    assert (mixed.get_title(), lone.get_title()) == ("D=64, full, fp16", "D=64, full, bf16")
+    assert [bar.get_center()[0] for bar in lone.patches] == pytest.approx([0])
+    for tick, names in enumerate(planned.values()):
+        edges = sorted(
+            (b.get_x(), b.get_x() + b.get_width()) for b in mixed.patches if abs(b.get_center()[0] - tick) < 0.5
+        )
+        assert len(edges) == len(names)
+        assert (edges[0][0] + edges[-1][1]) / 2 == pytest.approx(tick)
+        assert [left for left, _ in edges[1:]] == pytest.approx([right for _, right in edges[:-1]])
 
 
 def test_every_word_for_a_missing_bar(tmp_path):
@@ -205,6 +239,33 @@ def test_energy_says_why_there_is_none(cpu):
     rows, figure = render(cpu, "energy_time")
     assert any("no energy: no NVML on a CPU" in text.replace("\n", " ") for text in texts(figure))
     assert len(rows) > 0
+
+
+def test_energy_names_only_contenders_that_were_asked_for_it_and_a_front_only_where_there_is_one(tmp_path):
+    maker, case = synthetic.Maker("cuda"), {"batch": 1, "num_heads": 2, "seqlen": 64, "head_dim": 64}
+    records = [maker.record("attention", n, 1e-3, case) for n in ("sdpa_flash", "sdpa_cudnn", "xformers")]
+    first, second, _ = records
+
+    def legend(*energies):
+        for record, energy in zip((first, second), energies, strict=True):
+            record.cold_median_s, record.energy_net_j, record.energy_quality = energy, energy, "good"
+        second.cold_median_s = 2e-3
+        rows, figure = render(synthetic.run_of(records, tmp_path), "energy_time")
+        assert set(rows["contender"]) == {"sdpa_flash", "sdpa_cudnn"}
+        return [text.get_text() for text in figure.legends[0].get_texts()]
+
+    assert legend(1e-3, 2e-3) == ["SDPA flash (FA2)", "SDPA cuDNN"]
+    assert legend(1e-3, 0.5e-3) == ["SDPA flash (FA2)", "SDPA cuDNN", "Pareto front"]
+
+
+def test_a_long_pause_is_cut_and_said(tmp_path):
+    records = synthetic.gpu_records()[:20]
+    for record in records[10:]:
+        record.started_at = record.started_at.replace("2026-01-02", "2026-01-03")
+    rows, figure = render(synthetic.run_of(records, tmp_path), "clocks")
+    assert rows["minutes"].max() > 24 * 60
+    assert all(ax.get_xlim()[1] < 4 for ax in panels(figure))
+    assert any("nothing measured for over 2 minutes" in text.get_text() for text in figure.legends[0].get_texts())
 
 
 def test_a_run_without_an_op_says_so(tmp_path):
