@@ -241,8 +241,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                     maximum = fmaxf(maximum, fmaxf(scores[m][n][half * 2], scores[m][n][half * 2 + 1]));
                 maximum = row_maximum(maximum);
                 // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
-                const float base = maximum == -infinity() ? 0.0f : maximum * scale_log2;
-                const float correction = exp2_fast(fmaf(row_max[m][half], scale_log2, -base));
+                const float base = maximum == -infinity() ? 0.0f : __fmul_rn(maximum, scale_log2);
+                // The old base, rounded as it was then: with an fma, an unchanged maximum would not give exactly 1.
+                const float correction = exp2_fast(__fmul_rn(row_max[m][half], scale_log2) - base);
                 row_max[m][half] = maximum;
                 float sum = row_sum[m][half] * correction;
 #pragma unroll

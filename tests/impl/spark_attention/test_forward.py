@@ -128,6 +128,14 @@ def test_scores_past_the_fp16_range(backend, value, head_dim):
     check(params, inputs, backend)
 
 
+@everywhere
+def test_an_unchanged_maximum_scales_older_keys_by_one(backend):
+    params = case(num_heads=1, seqlen_q=16, seqlen_k=700, head_dim=128)
+    inputs = {**inputs_of(params, backend)}
+    inputs["q"], inputs["k"] = torch.full_like(inputs["q"], 35.0), torch.full_like(inputs["k"], 35.0)
+    check(params, inputs, backend)
+
+
 def _heavy_tailed(x):
     return (x.float() ** 3).clamp(-60000, 60000).to(x.dtype)
 

@@ -14,8 +14,17 @@ __forceinline__ float fminf(float a, float b) { return __builtin_fminf(a, b); }
 __forceinline__ float fabsf(float x) { return __builtin_fabsf(x); }
 __forceinline__ float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 __forceinline__ float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-__forceinline__ float __fadd_rn(float a, float b) { return a + b; }
-__forceinline__ float __fmul_rn(float a, float b) { return a * b; }
+// Rounded by themselves, never contracted to an fma: the compiler cannot see through the empty statement.
+__forceinline__ float __fadd_rn(float a, float b) {
+    float sum = a + b;
+    asm("" : "+g"(sum));
+    return sum;
+}
+__forceinline__ float __fmul_rn(float a, float b) {
+    float product = a * b;
+    asm("" : "+g"(product));
+    return product;
+}
 __forceinline__ bool isinf(float x) { return __builtin_isinf(x); }
 __forceinline__ bool isnan(float x) { return __builtin_isnan(x); }
 
