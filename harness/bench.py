@@ -170,7 +170,14 @@ class Bench:
             random.Random(case.id),
         )
         for name, cell in timed.items():
-            self._finish(case, cell, timings[name], timings.get(cell.record.baseline))
+            self._verify_again(cell, timings[name])
+        still_right = {name: timings[name] for name, cell in timed.items() if cell.going}
+        for name in still_right:
+            cell = timed[name]
+            cell.take_times(timings[name], still_right.get(cell.record.baseline))
+            if cell.going and cell.wanted and name in case.energy:
+                with self._stage(cell, "energy"):
+                    self._take_energy(cell)
 
     def _timer(self, cell: Cell, pool: Any) -> Timer:
         if not self.target.is_cuda:
@@ -179,22 +186,16 @@ class Bench:
         captured = small and cell.prepared.graphable and cell.name not in self.uncapturable
         return CudaTimer(cell.prepared.run, self.flush, pool if captured else None)
 
-    def _finish(self, case: Case, cell: Cell, timings: Timings, baseline: Timings | None) -> None:
-        """Verify again, on what the timed calls leave; then fill in the times and take the energy."""
-        record = cell.record
-        record.window_s = timings.window_s
+    def _verify_again(self, cell: Cell, timings: Timings) -> None:
+        """The gate on what the timed calls leave, before any time is believed, also as a baseline's."""
+        cell.record.window_s = timings.window_s
         if timings.error:
             cell.end(*classify(timings.error))
             return
         with self._stage(cell, "verify again"):
             began = time.perf_counter()
             cell.take_verdict(self._judge(cell, cell.timer.outputs()), "after timing: ")
-            record.verify_s += time.perf_counter() - began
-        if cell.going:
-            cell.take_times(timings, baseline)
-        if cell.going and cell.wanted and cell.name in case.energy:
-            with self._stage(cell, "energy"):
-                self._take_energy(cell)
+            cell.record.verify_s += time.perf_counter() - began
 
     def _take_energy(self, cell: Cell) -> None:
         if isinstance(self.energy, str):

@@ -79,23 +79,31 @@ class PanelRun:
         self._drafts: dict[str, Record] = {}  # of the case the worker is at
         self._at: tuple[str | None, str] = (None, "start")  # contender and stage
         self._uncapturable: set[str] = set()
+        self._alone: set[str] = set()  # cases whose companion fell: their rows go on without it
 
     def run(self, stop: Stop) -> None:
         """Until nothing is left, the budget is spent, or `stop` is set."""
-        while self._todo and not stop() and not self._is_budget_spent():
-            progress = len(self._todo), sum(map(len, self._todo.values())), len(self._uncapturable)
+        while self._todo and not stop() and not self._budget.is_spent:
+            before = self._progress()
             worker = WorkerProcess(self._job())
             self._drafts, self._at = {}, (None, "start")
             try:
-                ended = self._follow(worker, stop)
+                fate = self._follow(worker, stop)
             finally:
                 worker.end()
-            if ended and progress == (len(self._todo), sum(map(len, self._todo.values())), len(self._uncapturable)):
+            if fate and before == self._progress():
                 sys.stderr.write(worker.output())
-                raise MachineError(f"{self._panel}: the measuring process {worker.how_it_died()}")
+                raise MachineError(f"{self._panel}: the measuring process {fate}")
+        if self._todo and self._budget.is_spent:
+            left = f"the budget of {self._config.budget_min:g} min is spent, {len(self._todo)} cases left"
+            self._console.print(f"{self._panel}: {left}", soft_wrap=True)
 
-    def _follow(self, worker: WorkerProcess, stop: Stop) -> bool:
-        """Take in events until the worker ends; True when it ended by itself."""
+    def _progress(self) -> tuple[int, ...]:
+        """Grows or shrinks whenever a worker has brought the panel on."""
+        return len(self._todo), sum(map(len, self._todo.values())), len(self._uncapturable), len(self._alone)
+
+    def _follow(self, worker: WorkerProcess, stop: Stop) -> str | None:
+        """Take in events until the worker ends. How it ended, or None when it was done or told to stop."""
         while not stop():
             timeout_s = self._config.measure.timeout_s if self._drafts else START_S
             try:
@@ -103,15 +111,18 @@ class PanelRun:
             except Hang:
                 if self._drafts:
                     self._close_unfinished("timeout", f"{self._at[1]}: no end within {timeout_s:g} s")
-                return True
+                return f"said nothing for {timeout_s:g} s"
             if event is None:
-                if self._drafts and not stop():
-                    self._close_unfinished("crashed", f"{self._at[1]}: {worker.how_it_died()}")
-                return not stop()
-            if event["event"] == "done" or (event["event"] == "case" and self._is_budget_spent()):
-                return False
+                if stop():
+                    return None
+                fate = worker.how_it_died()
+                if self._drafts:
+                    self._close_unfinished("crashed", f"{self._at[1]}: {fate}")
+                return fate
+            if event["event"] == "done" or (event["event"] == "case" and self._budget.is_spent):
+                return None
             self._take(event)
-        return False
+        return None
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -133,13 +144,16 @@ class PanelRun:
                 self._end_of_case(event["id"])
 
     def _keep(self, record: Record, samples: list[dict[str, Any]]) -> None:
+        if record.contender not in self._todo.get(record.case_id, {}):  # a companion, whose record stands
+            self._alone.add(record.case_id)
+            return
         known = self._latest.get(record.key())
         same = ("status", "reason", "code_hash")
         still = record.status == "unavailable" and known and all(getattr(known, f) == getattr(record, f) for f in same)
         if not still:
             self._store.append(record, samples)
             self._latest[record.key()] = record
-        self._todo.get(record.case_id, {}).pop(record.contender, None)
+        del self._todo[record.case_id][record.contender]
 
     def _close_unfinished(self, status: str, reason: str) -> None:
         """Record how the worker fell for the contender it was at; for all of the case, where it was at none."""
@@ -150,19 +164,26 @@ class PanelRun:
             record = self._drafts[name].model_copy(update={"status": status, "reason": reason})
             self._keep(record, [])
         self._console.print(f"  {status}: {', '.join(blamed)}: {reason}", markup=False, soft_wrap=True)
-        if not self._todo[case_id]:
+        if self._todo[case_id]:
+            self._spend()
+        else:
             self._end_of_case(case_id)
 
+    def _spend(self) -> float:
+        """Charge the budget with the seconds since the worker came to this case, and return them."""
+        seconds = time.monotonic() - self._case_began
+        self._budget.spend(seconds)
+        return seconds
+
     def _end_of_case(self, case_id: str) -> None:
-        self._todo.pop(case_id, None)
-        now = time.monotonic()
-        self._budget.spend(now - self._case_began)
+        del self._todo[case_id]
+        case_s = self._spend()
         done = self._cases - len(self._todo)
-        left_s = (now - self._began) / done * len(self._todo)
+        left_s = (time.monotonic() - self._began) / done * len(self._todo)
         statuses = [r.status for r in self._latest.values() if r.case_id == case_id]
         self._console.print(
             f"[{done}/{self._cases}] {case_id}: {statuses.count('ok')} of {len(statuses)} ok, "
-            f"{now - self._case_began:.1f} s, about {left_s / 60:.0f} min left in {self._panel}",
+            f"{case_s:.1f} s, about {left_s / 60:.0f} min left in {self._panel}",
             markup=False,
             soft_wrap=True,
         )
@@ -172,7 +193,8 @@ class PanelRun:
         cases = []
         for case_id, contenders in self._todo.items():
             known = self._record_of(next(iter(contenders.values())), baseline)
-            beside = baseline not in contenders and (known is None or known.status == "ok")
+            can_run = (known is None or known.status == "ok") and case_id not in self._alone
+            beside = can_run and baseline not in contenders
             cases.append({"id": case_id, "wanted": list(contenders), "companion": baseline if beside else None})
         return Job(
             config_path=str(self._config_path),
@@ -186,13 +208,6 @@ class PanelRun:
 
     def _record_of(self, case: Case, contender: str) -> Record | None:
         return self._latest.get((case.experiment, case.panel, case.id, contender))
-
-    def _is_budget_spent(self) -> bool:
-        if self._budget.is_spent:
-            spent = f"the budget of {self._config.budget_min:g} min is spent, {len(self._todo)} cases left"
-            self._console.print(f"{self._panel}: {spent}", soft_wrap=True)
-            return True
-        return False
 
 
 def measure_panel(config_path: str | Path, panel: str) -> None:

@@ -76,10 +76,11 @@ def latest(path: Path) -> dict[Key, Record]:
 def pending(config: Config, panel: str) -> list[tuple[Case, str]]:
     """The (case, contender) rows of `panel` that have no record of the contender's present code."""
     contenders = config.contenders(config.experiments[panel.partition("/")[0]].op)
-    code = {name: contenders[name].code_hash() for _, name in config.rows(panel)}
+    planned = config.rows(panel)
+    code = {name: contenders[name].code_hash() for name in {name for _, name in planned}}
     found = latest(records_path(config, panel))
     rows = []
-    for case, name in config.rows(panel):
+    for case, name in planned:
         record = found.get((case.experiment, case.panel, case.id, name))
         if record is None or record.code_hash != code[name]:
             rows.append((case, name))

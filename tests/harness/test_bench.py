@@ -22,7 +22,7 @@ from harness.timers import flush_buffer
 CONTENDERS = Path(__file__).parent / "contenders"
 
 
-def config(contenders: list[str], energy: list[str] = [], **panel: Any) -> Config:  # noqa: B006
+def config(contenders: list[str], energy: list[str] = [], baseline: str = "good", **panel: Any) -> Config:  # noqa: B006
     shapes = [{"m": 64, "k": 96, "n": 8, "sparsity": 0.5, "seed": random.randrange(2**31)}]
     cells = [{"contenders": energy}] if energy else []
     one = {"name": "p", "title": "p", "shapes": shapes, "energy": cells, **panel}
@@ -32,7 +32,7 @@ def config(contenders: list[str], energy: list[str] = [], **panel: Any) -> Confi
         "contender_folders": [str(CONTENDERS)],
         "measure": {"warmup_s": 0, "min_samples": 3, "rounds": 2, "min_time_s": 0.005, "max_time_s": 0.05},
         "experiments": {
-            "e": {"op": "spmm", "question": "q", "baseline": "good", "contenders": contenders, "panels": [one]}
+            "e": {"op": "spmm", "question": "q", "baseline": baseline, "contenders": contenders, "panels": [one]}
         },
     }
     return parse_config(raw, "test")
@@ -82,6 +82,14 @@ def test_a_companion_is_timed_beside_and_marked_as_not_wanted() -> None:
     assert cells["slow"].record.speedup is not None
     assert cells["slow"].wanted
     assert not cells["good"].wanted
+
+
+@pytest.mark.parametrize("names", [["wrong_later", "good"], ["good", "wrong_later"]])
+def test_no_speedup_over_a_baseline_that_was_wrong_after_timing(names: list[str]) -> None:
+    cells = measure(config(names, baseline="wrong_later"), names)
+    assert cells["wrong_later"].record.status == "incorrect"
+    assert cells["good"].record.status == "ok"
+    assert cells["good"].record.speedup is None
 
 
 def test_setup_takes_what_only_a_first_call_does() -> None:

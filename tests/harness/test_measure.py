@@ -36,12 +36,19 @@ class Bed:
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
-    def configure(self, contenders: list[str], ns: list[int] = [8], run: str = "test", **top: object) -> Path:  # noqa: B006
+    def configure(
+        self,
+        contenders: list[str],
+        ns: list[int] = [8],  # noqa: B006
+        run: str = "test",
+        baseline: str = "good",
+        **top: object,
+    ) -> Path:
         measure = {**MEASURE, **top.pop("measure", {})}
         spmm = {
             "op": "spmm",
             "question": "which way does it fall",
-            "baseline": "good",
+            "baseline": baseline,
             "contenders": contenders,
             "panels": [{"name": "p", "title": "p", "shapes": [{"m": 64, "k": 96, "sparsity": 0.5}], "each": {"n": ns}}],
         }
@@ -195,7 +202,7 @@ def test_budget_resume_new_code_and_new_packages(bed: Bed) -> None:
     only.write_text(text[: text.index("class Slow")].replace('"good"', '"mine"'))
     names = ["good", "mine", "needs_package"]
     config = bed.configure(names, ns=[1, 2], budget_min=1e-6)
-    assert "the budget of 1e-06 min is spent, 1 cases left" in bed.run(config)
+    assert bed.run(config).count("the budget of 1e-06 min is spent, 1 cases left") == 1
     assert {case for case, _ in bed.records()} == {"spmm.m64.k96.n1.s0.5.random.float16.seed0"}
     table = pd.read_parquet(bed.folder / "results/test/panels/e/p.parquet")
     assert list(table.contender) == names
@@ -222,6 +229,23 @@ def test_budget_resume_new_code_and_new_packages(bed: Bed) -> None:
         assert counts[row.case_id, row.contender] == row.samples
     summary = json.loads((bed.folder / "results/test/run.json").read_text())
     assert (summary["planned"], summary["recorded"]) == (6, 6)
+
+
+def test_a_baseline_that_falls_as_companion_keeps_its_record_and_the_rest_goes_on(bed: Bed) -> None:
+    bed.run(bed.configure(["fragile"], ns=[1, 2], baseline="fragile"))
+    lines = bed.lines().read_bytes()
+    output = bed.run(bed.configure(["fragile", "good"], ns=[1, 2], baseline="fragile"), VOLTABENCH_TEST_FALL="1")
+    assert output.count("crashed: fragile: verify: killed by SIGABRT") == 2
+    assert bed.lines().read_bytes().startswith(lines)
+    added = [r for r, _ in read_lines(bed.lines())][2:]
+    assert [(r.contender, r.status, r.speedup) for r in added] == [("good", "ok", None)] * 2
+
+
+def test_the_budget_is_charged_for_what_fell(bed: Bed) -> None:
+    bed.run(bed.configure(["good", "quits"], budget_min=1e6))
+    spent = [float(line) for line in (bed.folder / "results/test/budget_spent_s.txt").read_text().split()]
+    assert len(spent) == 2, "the attempt that ended in a crash, and the one after it"
+    assert min(spent) > 0
 
 
 @pytest.mark.parametrize("what", ["results is a file", "unknown panel"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import json
 import platform
 import socket
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from harness import provenance
+from harness.contender import Target, discover
 
 
 def test_libraries_are_those_loaded() -> None:
@@ -18,6 +20,17 @@ def test_libraries_are_those_loaded() -> None:
     assert versions["python"] == platform.python_version()
     assert versions["numpy"] == np.__version__
     assert "xformers" not in versions
+
+
+def test_every_package_a_contender_asks_for_is_told_once_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: asked.add(name))
+    gpu = Target("cuda", "NVIDIA H200", (9, 0))
+    for contenders in discover().values():
+        for contender in contenders.values():
+            contender.unavailable(gpu)
+    assert {"xformers", "flash_attn", "fa3_fwd_interface"} <= asked
+    assert asked <= {module.partition(".")[0] for module in provenance.PACKAGES}
 
 
 def test_a_loaded_cuda_library_tells_its_own_version() -> None:

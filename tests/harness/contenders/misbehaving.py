@@ -39,6 +39,17 @@ class Slow(_SpMM):
         return super().call(w, x)
 
 
+class Fragile(_SpMM):
+    """Right, until something in the environment changes."""
+
+    name = "fragile"
+
+    def call(self, w: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if os.environ.get("VOLTABENCH_TEST_FALL"):
+            os.abort()
+        return super().call(w, x)
+
+
 class Segfault(_SpMM):
     name = "segfault"
 
