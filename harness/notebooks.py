@@ -43,8 +43,9 @@ def run_notebook(source: Path, records: Path, output: Path) -> Path:
     try:
         papermill.execute_notebook(str(source), str(output), {"records": str(records)}, **options)
     except papermill.PapermillExecutionError as error:
+        failed = output.rename(output.with_suffix(".failed.ipynb"))  # Snakemake removes a failed job's output
         place = f"cell {error.exec_count} of {source.name}"
-        raise MachineError(f"{place}: {error.ename}: {error.evalue}; the executed copy is {output}") from error
+        raise MachineError(f"{place}: {error.ename}: {error.evalue}; the executed copy is {failed}") from error
     return output
 
 

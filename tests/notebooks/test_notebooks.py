@@ -56,7 +56,8 @@ def test_a_failing_cell_is_one_line_and_leaves_its_copy(tmp_path):
     with pytest.raises(MachineError, match=r"cell \d+ of spmm.ipynb: ") as caught:
         run_notebook(FOLDER / "spmm.ipynb", tmp_path / "records.parquet", tmp_path / "spmm.ipynb")
     assert "\n" not in str(caught.value)
-    assert (tmp_path / "spmm.ipynb").exists()
+    assert str(caught.value).endswith(str(tmp_path / "spmm.failed.ipynb"))
+    assert (tmp_path / "spmm.failed.ipynb").exists()
 
 
 def test_unknown_notebook():
