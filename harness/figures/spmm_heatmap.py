@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,7 +26,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     layers = list(have["layer"].cat.remove_unused_categories().cat.categories)
     panels = facets(have, ["label"], ["experiment", "dtype"])
     wide = have.groupby("label")[["n", "sparsity"]].apply(lambda own: len(own.drop_duplicates())).max() > 8
-    labels = {"xlabel": "zeros", "columns": 1 if wide else 2, "height": 0.9 + 0.16 * len(layers)}
+    labels = {"columns": 1 if wide else 2, "height": 0.9 + 0.16 * len(layers)}
     figure, cells = page(panels, run, TITLE, wide=wide, **labels)
     reach = max(1.0, np.nanmax(np.abs(have["log2_speedup"])))
     for ax, group in cells:
@@ -33,12 +34,11 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         both = wide_rows.pivot(index="layer", columns=["n", "sparsity"], values=["log2_speedup", "missing"])
         values = both["log2_speedup"].sort_index(axis=1).reindex(layers).astype(float)
         words = both["missing"].reindex(index=layers, columns=values.columns).fillna("")
-        ax.imshow(values, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
-        for (i, j), value in np.ndenumerate(values):
-            text = words.iloc[i, j] if np.isnan(value) else f"{2**value:.2f}"
-            dark = abs(value) > 0.65 * reach
-            ax.text(j, i, text, ha="center", va="center", fontsize=5.5, color="white" if dark else "black")
-        ax.set_yticks(range(len(layers)), layers, fontsize=6)
+        shown = np.exp2(values).map("{:.2f}".format).where(values.notna(), words)
+        look = {"cmap": "RdBu", "vmin": -reach, "vmax": reach, "cbar": False}
+        sns.heatmap(values.fillna(0), ax=ax, annot=shown, fmt="", annot_kws={"fontsize": 5.5}, **look)
+        ax.set(xlabel="zeros", ylabel="")
+        ax.tick_params(axis="y", labelsize=6, rotation=0)
         _two_levels(ax, values.columns)
     return figure
 
@@ -46,8 +46,9 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
 def _two_levels(ax: Axes, columns: pd.MultiIndex) -> None:
     """Below the columns their share of zeros, and below that, N; a white line between one N and the next."""
     ax.grid(False)
-    ax.set_xticks(range(len(columns)), [f"{s * 100:.4g} %" for s in columns.get_level_values("sparsity")], fontsize=6)
-    places = pd.Series(range(len(columns)), columns.get_level_values("n")).groupby(level=0)
+    centres = np.arange(len(columns)) + 0.5
+    ax.set_xticks(centres, [f"{s * 100:.4g} %" for s in columns.get_level_values("sparsity")], fontsize=6, rotation=0)
+    places = pd.Series(centres, columns.get_level_values("n")).groupby(level=0)
     ax.set_xticks(places.mean(), [f"N={n:.0f}" for n in places.groups], minor=True)
     ax.tick_params(axis="x", which="minor", length=0, pad=15)
     ax.xaxis.remove_overlapping_locs = False
