@@ -23,7 +23,7 @@ def execute(config_path: str | Path, name: str) -> Path:
     """
     if name not in NOTEBOOKS:
         raise ConfigError(f"unknown notebook {name!r}; known: {', '.join(NOTEBOOKS)}")
-    records = load_config(config_path).results.absolute() / "records.parquet"
+    records = load_config(config_path).results / "records.parquet"
     if not records.exists():
         raise MachineError(f"{records}: no records yet; measure and collect first: voltabench run {config_path}")
     output = run_notebook(FOLDER / f"{name}.ipynb", records, records.parent / "notebooks" / f"{name}.ipynb")
@@ -32,7 +32,10 @@ def execute(config_path: str | Path, name: str) -> Path:
 
 
 def run_notebook(source: Path, records: Path, output: Path) -> Path:
-    """Execute `source` with the parameter `records`, from the working folder, into `output`."""
+    """Execute `source` with the parameter `records`, from the working folder, into `output`.
+
+    The copy names all three as the working folder sees them, so that it can be shown to others.
+    """
     # Before papermill loads Jupyter: the kernel of this Python, whatever the user has installed, and this harness.
     os.environ["JUPYTER_PATH"] = str(Path(sys.prefix) / "share" / "jupyter")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -41,7 +44,7 @@ def run_notebook(source: Path, records: Path, output: Path) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     options = {"kernel_name": "python3", "cwd": str(Path.cwd()), "progress_bar": False}
     try:
-        papermill.execute_notebook(str(source), str(output), {"records": str(records)}, **options)
+        papermill.execute_notebook(os.path.relpath(source), str(output), {"records": str(records)}, **options)
     except papermill.PapermillExecutionError as error:
         failed = output.rename(output.with_suffix(".failed.ipynb"))  # Snakemake removes a failed job's output
         place = f"cell {error.exec_count} of {source.name}"
