@@ -21,7 +21,7 @@ class CaseParams(StrictModel):
     model_config = ConfigDict(strict=True)
 
     dtype: Dtype = "float16"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
 
     def slug(self) -> str:
         """Readable, unique, file-name safe text of all fields; the case id is `<op>.<slug>`."""

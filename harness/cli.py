@@ -5,6 +5,8 @@ Each command loads its module when called, so that `--help` and planning stay qu
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +14,8 @@ from typing import Annotated
 import typer
 
 from harness.errors import MachineError, VoltabenchError
+
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -120,6 +124,12 @@ def main() -> None:
         app()
     except VoltabenchError as error:
         print(f"voltabench: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        place = error.filename or "results"
+        print(f"voltabench: {place}: {os.strerror(error.errno)}; no record is lost, run again", file=sys.stderr)
         sys.exit(2)
 
 

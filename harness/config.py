@@ -47,7 +47,7 @@ class Energy(StrictModel):
 class EnergyCells(StrictModel):
     """Cells whose energy is taken: these contenders on the panel's cases that have these parameters."""
 
-    contenders: list[str]
+    contenders: list[str] = Field(min_length=1)
     where: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class Panel(StrictModel):
     title: str
     shapes: list[dict[str, Any]] = Field([{}], min_length=1)
     each: dict[str, Any] = Field(default_factory=dict)
-    contenders: list[str] | None = Field(None, description="instead of the experiment's")
+    contenders: list[str] | None = Field(None, min_length=1, description="instead of the experiment's")
     headline: bool = Field(False, description="measured first when there is a time budget")
     energy: list[EnergyCells] = Field(default_factory=list)
 
@@ -106,6 +106,11 @@ class Config(StrictModel):
         place = f"experiments.{experiment}.panels.{panel.name}"
         choices = {key: value if isinstance(value, list) else [value] for key, value in panel.each.items()}
         cases: dict[str, Case] = {}
+        for key in choices:
+            if not choices[key]:
+                raise ConfigError(f"{place}.each.{key}: no choice, so no case; name one or remove the panel")
+            if any(key in shape for shape in panel.shapes):
+                raise ConfigError(f"{place}.each.{key}: is in shapes too; remove it from one of them")
         for index, shape in enumerate(panel.shapes):
             for combination in itertools.product(*choices.values()):
                 fields = {**shape, **dict(zip(choices, combination, strict=True))}
@@ -162,13 +167,20 @@ def _known(place: str, what: str, name: str, names: Any) -> None:
         raise ConfigError(f"{place}: unknown {what} {name!r}; known: {', '.join(sorted(names))}")
 
 
+def _check_contenders(place: str, op: str, named: list[str], known: Any) -> None:
+    for contender, count in Counter(named).items():
+        _known(place, f"contender for {op}", contender, known)
+        if count > 1:
+            raise ConfigError(f"{place}: {contender!r} is there {count} times; remove all but one")
+
+
 def _check(config: Config) -> None:
     for name, experiment in config.experiments.items():
         place = f"experiments.{name}"
         _known(f"{place}.op", "op", experiment.op, OPS)
         known = config.contenders(experiment.op)
-        for contender in [experiment.baseline, *experiment.contenders]:
-            _known(f"{place}.contenders", f"contender for {experiment.op}", contender, known)
+        _known(f"{place}.baseline", f"contender for {experiment.op}", experiment.baseline, known)
+        _check_contenders(f"{place}.contenders", experiment.op, experiment.contenders, known)
         for panel_name, count in Counter(panel.name for panel in experiment.panels).items():
             if count > 1:
                 raise ConfigError(f"{place}.panels: {count} panels are named {panel_name!r}; rename all but one")
@@ -180,8 +192,7 @@ def _check_panel(config: Config, experiment: str, panel: Panel) -> None:
     place = f"experiments.{experiment}.panels.{panel.name}"
     op = config.experiments[experiment].op
     used = config.panel_contenders(experiment, panel)
-    for contender in used:
-        _known(f"{place}.contenders", f"contender for {op}", contender, config.contenders(op))
+    _check_contenders(f"{place}.contenders", op, used, config.contenders(op))
     cases = config.cases(experiment, panel)
     for cells in panel.energy:
         for contender in cells.contenders:
@@ -204,13 +215,26 @@ def parse_config(raw: Any, source: str) -> Config:
     return config
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is there twice: YAML would keep the last one and drop the other in silence."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
 def load_config(path: str | Path) -> Config:
     """Read and check a YAML config. Raises ConfigError."""
     try:
-        raw = yaml.safe_load(Path(path).read_text())
+        raw = yaml.load(Path(path).read_text(), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name one of {', '.join(known_configs())}") from None
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     return parse_config(raw, str(path))
 

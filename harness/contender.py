@@ -141,7 +141,7 @@ def _load(path: Path) -> ModuleType:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             raise ConfigError(f"contender_folders: {path}: {type(error).__name__}: {error}") from error
     return sys.modules[name]

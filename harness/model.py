@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 class StrictModel(BaseModel):
     """Immutable; an unknown key is an error that names the known keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -39,6 +39,10 @@ class AttentionParams(CaseParams):
     @classmethod
     def _expand_short_forms(cls, given: Any) -> Any:
         fields = dict(given)
+        short_forms = {"seqlen_q": "seqlen", "seqlen_k": "seqlen", "batch": "tokens", "num_heads": "hidden"}
+        for full, short in short_forms.items():
+            if short in fields and full in fields:
+                raise ValueError(f"{short} and {full} are both given; remove one")
         if "seqlen" in fields:
             fields["seqlen_q"] = fields["seqlen_k"] = fields.pop("seqlen")
         for whole, part, result in (("tokens", "seqlen_q", "batch"), ("hidden", "head_dim", "num_heads")):

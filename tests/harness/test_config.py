@@ -48,6 +48,7 @@ MISTAKES = [
     ("device", "tpu", ["device:", "'cpu' or 'cuda'", "'tpu'"]),
     ("run", "../x", ["run:"]),
     ("run", "paper", ["run:", "published numbers"]),
+    ("budget_min", float("inf"), ["budget_min:", "finite"]),
     ("budget_min", -1, ["budget_min:", "greater than 0"]),
     ("measure", {"rounds": 1}, ["measure.rounds:", "2"]),
     ("measure", {"round": 6}, ["measure:", "unknown key 'round'", "rounds"]),
@@ -56,8 +57,12 @@ MISTAKES = [
     ("experiments", {}, ["experiments:"]),
     ("experiments.attention.op", "atention", ["experiments.attention.op", "unknown op 'atention'", "attention, "]),
     ("experiments.attention.baseline", "cublas", ["unknown contender", "'cublas'", "unfused_fp16"]),
+    ("experiments.attention.baseline", "nope", ["experiments.attention.baseline", "'nope'"]),
+    ("experiments.attention.contenders", ["copy", "copy"], ["attention.contenders", "'copy' is there 2 times"]),
     ("experiments.attention.contenders", ["flash"], ["unknown contender", "'flash'", "sdpa_flash"]),
     (f"{FORWARD}.contenders", ["nope"], ["panels.forward.contenders", "'nope'", "sdpa_flash"]),
+    (f"{FORWARD}.contenders", ["copy", "copy"], ["panels.forward.contenders", "'copy' is there 2 times"]),
+    (f"{FORWARD}.contenders", [], ["panels[0].contenders", "at least 1"]),
     (f"{FORWARD}.titel", "x", ["experiments.attention.panels[0]", "unknown key 'titel'", "title"]),
     (f"{FORWARD}.name", "a/b", ["experiments.attention.panels[0].name"]),
     (f"{FORWARD}.each.batch", -1, ["panels.forward", "batch", "greater than 0", "-1"]),
@@ -65,14 +70,22 @@ MISTAKES = [
     (f"{FORWARD}.each.batch", "2", ["panels.forward", "batch", "integer", "'2'"]),
     (f"{FORWARD}.each.seqlen", [16, 0], ["panels.forward", "seqlen_q", "greater than 0"]),
     (f"{FORWARD}.each.seqlen", [16, 16], ["panels.forward", "there twice"]),
+    (f"{FORWARD}.each.seqlen", [], ["panels.forward.each.seqlen", "no choice"]),
+    (f"{FORWARD}.each.seqlen_q", 16, ["panels.forward", "seqlen and seqlen_q are both given"]),
+    (f"{FORWARD}.each.tokens", 64, ["panels.forward", "tokens and batch are both given"]),
+    (f"{FORWARD}.each.hidden", 64, ["panels.forward", "hidden and num_heads are both given"]),
+    (f"{FORWARD}.each.seed", 2**70, ["panels.forward", "seed:", "less than"]),
+    (f"{FORWARD}.shapes", [{"batch": 2}], ["panels.forward.each.batch", "shapes too"]),
     (f"{FORWARD}.each.heads", 2, ["panels.forward", "unknown key 'heads'", "num_heads"]),
     (f"{FORWARD}.each.num_heads_kv", 3, ["panels.forward", "num_heads=2", "num_heads_kv=3"]),
     (f"{FORWARD}.each.dtype", "float8", ["panels.forward", "dtype", "float16"]),
     (f"{FORWARD}.energy.0.contenders", ["cublas"], ["forward.energy", "'cublas'", "copy"]),
+    (f"{FORWARD}.energy.0.contenders", [], ["energy[0].contenders", "at least 1"]),
     (f"{FORWARD}.energy.0.where", {"seqlen": 33}, ["energy.where", "'seqlen'", "seqlen_q"]),
     (f"{FORWARD}.energy.0.where", {"seqlen_q": 34}, ["energy.where", "34", "none of the panel's 2 cases"]),
     ("experiments.spmm.panels.0.shapes.0.sparsity", 1.01, ["panels.small", "sparsity", "less than or equal to 1"]),
     ("experiments.spmm.panels.0.shapes.0.sparsity", -0.1, ["panels.small", "sparsity", "greater than or equal to 0"]),
+    ("experiments.spmm.panels.0.shapes.0.sparsity", float("nan"), ["panels.small", "sparsity", "finite"]),
     ("experiments.spmm.panels.0.shapes.0.n", 0, ["panels.small", "n:", "greater than 0"]),
     ("experiments.spmm.panels.0.shapes", [], ["experiments.spmm.panels[0].shapes"]),
 ]
@@ -106,14 +119,29 @@ def test_repeated_panel_name_is_refused():
         parse_config(config, "my.yaml")
 
 
-@pytest.mark.parametrize("text", ["- 1", "7", "run: [", ""])
+@pytest.mark.parametrize("text", [b"- 1", b"7", b"run: [", b"", b"\xff\xfe\x00run: x"])
 def test_what_is_no_mapping_is_refused(tmp_path, text):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text(f"{yaml.safe_dump(GOOD)}run: other\n")
+    with pytest.raises(ConfigError, match="the key 'run' is there twice"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('no driver')", "import sys; sys.exit(0)", "def ("])
+def test_a_contender_file_that_does_not_load_is_named(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text)
+    kinds = "RuntimeError|SystemExit|SyntaxError"
+    with pytest.raises(ConfigError, match=rf"my\.yaml: contender_folders: .*mine\.py: ({kinds}): "):
+        parse_config({**GOOD, "contender_folders": [str(tmp_path)]}, "my.yaml")
 
 
 def test_a_missing_file_names_the_ones_there_are():
