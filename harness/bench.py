@@ -78,19 +78,20 @@ class Bench:
             with self._stage(cell, "check"):
                 if refusal := cell.contender.refusal(case.params, self.target):
                     cell.end(*refusal)
-        if any(cell.going for cell in cells) and (inputs := self._inputs(case, cells)):
-            self._prepare_all(case, cells, inputs)
+        if any(cell.going for cell in cells) and (made := self._inputs(case, cells)):
+            self._prepare_all(case, cells, *made)
             self._time_all(case, cells)
         libraries = json.dumps(provenance.library_versions())
         for cell in cells:
             cell.release()
             cell.record.libraries = libraries
 
-    def _inputs(self, case: Case, cells: list[Cell]) -> Tensors | None:
-        """The case's inputs; where making them fails, every cell ends with that reason."""
+    def _inputs(self, case: Case, cells: list[Cell]) -> tuple[Tensors, Tensors] | None:
+        """The case's inputs and a copy of them; where making them fails, every cell ends with that reason."""
         self.begin(None, "inputs")
         try:
-            return case.op.inputs(case.params, self.target.device)
+            inputs = case.op.inputs(case.params, self.target.device)
+            return inputs, {name: tensor.clone() for name, tensor in inputs.items()}
         except Exception as error:
             status, reason = classify(error)
             for cell in cells:
@@ -99,7 +100,7 @@ class Bench:
             self._raise_if_lost(cells[0], error)
             return None
 
-    def _prepare_all(self, case: Case, cells: list[Cell], inputs: Tensors) -> None:
+    def _prepare_all(self, case: Case, cells: list[Cell], inputs: Tensors, originals: Tensors) -> None:
         gates: dict[Any, tuple[Gate, Tensors]] = {}
         for cell in cells:
             if cell.going:
@@ -108,9 +109,18 @@ class Bench:
                     prepared = cell.contender.prepare(case.params, inputs, self.target)
                     self._synchronize()
                     cell.take_prepared(prepared, time.perf_counter() - began)
+                self._restore(cell, inputs, originals)
             if cell.going:
                 with self._stage(cell, "verify"):
                     self._verify(case, cell, inputs, gates)
+                self._restore(cell, inputs, originals)
+
+    def _restore(self, cell: Cell, inputs: Tensors, originals: Tensors) -> None:
+        """End a cell that has written to its inputs, and undo it: they are the other contenders' too."""
+        for name, original in originals.items():
+            if not torch.equal(inputs[name], original):
+                inputs[name].data.copy_(original)  # .data: autograd of the others need not know
+                cell.end("incorrect", f"it writes to its input {name}, which all contenders share")
 
     def _verify(self, case: Case, cell: Cell, inputs: Tensors, gates: dict[Any, tuple[Gate, Tensors]]) -> None:
         """The gate before timing, on outputs that were NaN; also what a call needs in memory."""

@@ -97,7 +97,10 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
-        """Convert, compile and plan; timed as set-up. Outputs are not computed here."""
+        """Convert, compile and plan; timed as set-up. Outputs are not computed here.
+
+        The inputs are shared with the other contenders: neither this nor the call may write to them.
+        """
 
     def refusal(self, params: Any, target: Target) -> tuple[Literal["unavailable", "unsupported"], str] | None:
         """The status and reason of a case that is not to be prepared, or None. The one place to ask."""

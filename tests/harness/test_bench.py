@@ -92,6 +92,19 @@ def test_no_speedup_over_a_baseline_that_was_wrong_after_timing(names: list[str]
     assert cells["good"].record.speedup is None
 
 
+def test_a_contender_that_writes_to_the_inputs_spoils_no_other() -> None:
+    names = ["prunes_its_input", "slow", "scales_its_input", "good"]
+    cells = measure(config(names), names)
+    assert {name: cell.record.status for name, cell in cells.items()} == {
+        "prunes_its_input": "incorrect",
+        "slow": "ok",
+        "scales_its_input": "incorrect",
+        "good": "ok",
+    }
+    assert cells["prunes_its_input"].record.reason == "it writes to its input w, which all contenders share"
+    assert cells["scales_its_input"].record.reason == "it writes to its input x, which all contenders share"
+
+
 def test_setup_takes_what_only_a_first_call_does() -> None:
     loaded = config(["good"])
     good = discover((CONTENDERS,))["spmm"]["good"]

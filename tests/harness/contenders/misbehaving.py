@@ -106,6 +106,27 @@ class WrongLater(_SpMM):
         return Prepared(run, backend="library")
 
 
+class ScalesItsInput(_SpMM):
+    """Right at the first call; all that use X after it are not."""
+
+    name = "scales_its_input"
+
+    def call(self, w: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = w @ x
+        x.mul_(2)
+        return {"y": y}
+
+
+class PrunesItsInput(_SpMM):
+    """Makes its problem an easier one before anyone has looked."""
+
+    name = "prunes_its_input"
+
+    def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
+        inputs["w"].zero_()
+        return super().prepare(params, inputs, target)
+
+
 class Unwritten(_SpMM):
     """Writes all rows of its static buffer at the first call, all but one afterwards."""
 
