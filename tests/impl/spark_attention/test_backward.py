@@ -8,6 +8,7 @@ import torch
 from harness.ops import OPS
 from harness.verify import Gate
 from impl.spark_attention.api import spark_attention
+from tests.impl.spark_attention.distortions import DISTORTIONS
 
 OP = OPS["attention"]
 
@@ -26,9 +27,13 @@ def check(inputs=None, **fields):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("seqlen", [2, 31, 65, 129, 200])
+@pytest.mark.parametrize("seqlen", [2, 31, 33, 63, 65, 113, 127, 129])
 def test_lengths_off_the_tile(seqlen, causal):
     check(seqlen=seqlen, num_heads=3, causal=causal)
+
+
+def test_a_long_length_off_the_tile():
+    check(seqlen=1025, causal=True)
 
 
 @pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (130, 67), (67, 130)])
@@ -57,6 +62,46 @@ def test_one_token():
     assert not got["dq"].any()
     assert not got["dk"].any()
     assert torch.equal(got["dv"], inputs["dout"])
+
+
+def inputs_of(**fields):
+    params = OP.Params(**{"direction": "backward", "batch": 2, "num_heads": 2, "head_dim": 64, **fields})
+    return params, {name: tensor.clone() for name, tensor in OP.inputs(params, "cpu").items()}
+
+
+@pytest.mark.parametrize("distort", DISTORTIONS)
+def test_inputs_far_from_normal(distort):
+    params, inputs = inputs_of(seqlen=130, causal=True)
+    check({**{name: distort(inputs[name]) for name in "qkv"}, "dout": inputs["dout"]}, **params.model_dump())
+
+
+def test_sequences_do_not_interfere():
+    _, inputs = inputs_of(seqlen=70)
+    alone = gradients(inputs, causal=False)
+    for tensor in inputs.values():
+        tensor[1] = 0
+    beside_zeros = gradients(inputs, causal=False)
+    for name, gradient in beside_zeros.items():
+        assert torch.equal(gradient[0], alone[name][0])
+        assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_strided_inputs_equal_contiguous_ones(causal):
+    params, inputs = inputs_of(seqlen=70, num_heads=3)
+    qkv = torch.stack([inputs[name].transpose(1, 2) for name in "qkv"], 2)
+    strided = dict(zip("qkv", (t.transpose(1, 2) for t in qkv.unbind(2)), strict=True))
+    strided["dout"] = inputs["dout"].transpose(1, 2).contiguous().transpose(1, 2)
+    assert not strided["q"].is_contiguous()
+    assert all(torch.equal(strided[name], inputs[name]) for name in inputs)
+    check(strided, **params.model_dump(exclude={"causal"}), causal=causal)
+
+
+def test_the_same_bits_in_thirty_runs():
+    _, inputs = inputs_of(seqlen=70)
+    first = gradients(inputs, causal=True)
+    for _ in range(29):
+        assert all(torch.equal(gradient, first[name]) for name, gradient in gradients(inputs, causal=True).items())
 
 
 def test_large_activations_stay_finite():
