@@ -1,7 +1,7 @@
 """Measure one panel: a worker process does it; this one keeps its records and starts another when it falls.
 
 This process never imports torch. Every (case, contender) leaves a record, whatever happens to the worker; a row that
-has one of the contender's present code is not measured again, save that an unavailable contender is tried again.
+has one of the contender's present code is not measured again, unless it was unavailable and its package came.
 """
 
 from __future__ import annotations
@@ -69,11 +69,8 @@ class PanelRun:
         self._budget = Budget(config)
         self._latest = latest(store.path)
         self._todo: dict[str, dict[str, Case]] = {}  # case id -> contender -> case
-        undone = {(case.id, contender) for case, contender in pending(config, panel)}
-        for case, contender in config.rows(panel):
-            record = self._record_of(case, contender)
-            if (case.id, contender) in undone or (record and record.status == "unavailable"):
-                self._todo.setdefault(case.id, {})[contender] = case
+        for case, contender in pending(config, panel):
+            self._todo.setdefault(case.id, {})[contender] = case
         self._cases = len(self._todo)
         self._began = self._case_began = time.monotonic()
         self._drafts: dict[str, Record] = {}  # of the case the worker is at
@@ -147,12 +144,8 @@ class PanelRun:
         if record.contender not in self._todo.get(record.case_id, {}):  # a companion, whose record stands
             self._alone.add(record.case_id)
             return
-        known = self._latest.get(record.key())
-        same = ("status", "reason", "code_hash")
-        still = record.status == "unavailable" and known and all(getattr(known, f) == getattr(record, f) for f in same)
-        if not still:
-            self._store.append(record, samples)
-            self._latest[record.key()] = record
+        self._store.append(record, samples)
+        self._latest[record.key()] = record
         del self._todo[record.case_id][record.contender]
 
     def _close_unfinished(self, status: str, reason: str) -> None:

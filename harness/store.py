@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import tempfile
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from harness.errors import MachineError
+from harness.machine import find_target
 from harness.records import Record, Sample
 
 if TYPE_CHECKING:
@@ -74,15 +76,24 @@ def latest(path: Path) -> dict[Key, Record]:
 
 
 def pending(config: Config, panel: str) -> list[tuple[Case, str]]:
-    """The (case, contender) rows of `panel` that have no record of the contender's present code."""
+    """The (case, contender) rows of `panel` without a record of the contender's present code, and those whose record
+    says unavailable where now it is not (its package came). Loads the packages of such contenders only."""
     contenders = config.contenders(config.experiments[panel.partition("/")[0]].op)
     planned = config.rows(panel)
     code = {name: contenders[name].code_hash() for name in {name for _, name in planned}}
     found = latest(records_path(config, panel))
+
+    @functools.cache
+    def came(name: str) -> bool:
+        try:
+            return contenders[name].unavailable(find_target(config.device)) is None
+        except MachineError:  # planning on a node without the GPU
+            return False
+
     rows = []
     for case, name in planned:
         record = found.get((case.experiment, case.panel, case.id, name))
-        if record is None or record.code_hash != code[name]:
+        if record is None or record.code_hash != code[name] or (record.status == "unavailable" and came(name)):
             rows.append((case, name))
     return rows
 

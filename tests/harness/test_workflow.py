@@ -129,6 +129,17 @@ def test_a_panel_of_other_code_is_measured_again(config):
     assert len(todo(config)) == 4
 
 
+def test_an_unavailable_contender_is_measured_once_its_package_came(config, monkeypatch):
+    leave_records(config, 4, status="unavailable", reason="not installed")
+    copy = config.contenders("spmm")["copy"]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(copy), "unavailable", lambda self, target: "not installed")
+        open_run(config)
+        assert [contender for _, contender in todo(config)] == ["cublas", "cublas"]
+    open_run(config)
+    assert [contender for _, contender in todo(config)] == ["cublas", "copy"] * 2
+
+
 def test_stale_locks_of_this_run_are_cleared_and_others_kept(config, tmp_path):
     locks = tmp_path / ".snakemake/locks"
     locks.mkdir(parents=True)
