@@ -68,7 +68,7 @@ class Prepared:
     bytes_floor: int | None = None  # fewest bytes one call moves in this contender's format, where it is not the op's
     format_bytes: int | None = None  # size of the converted operand
     expected: dict[str, Tensor] | None = None  # outputs to match bit for bit, where they are not the op's (a copy)
-    no_times: str | None = None  # reason why its times mean nothing here (an emulated instruction)
+    no_times: str | None = None  # reason why its times mean nothing here (an emulation)
     note: str | None = None  # shown in reports: "the same kernel as sdpa_efficient"
 
 
@@ -124,7 +124,7 @@ class Contender(ABC):
 
 def hash_sources(paths: Iterable[Path]) -> str:
     """Hash of the sources among these files and below these folders."""
-    kept = (".py", ".cu", ".cuh", ".h")
+    kept = (".py", ".cu", ".cuh", ".h", ".cpp")
     found = {f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f.suffix in kept}
     digest = hashlib.sha256()
     for path in sorted(found):

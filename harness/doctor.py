@@ -15,6 +15,7 @@ from harness.lazy import lazy_import
 from harness.machine import Gpu, cpu_name, gpus
 from harness.nvml import Card
 from harness.provenance import library_versions
+from impl.cuda import emulator
 
 torch = lazy_import("torch")
 
@@ -52,6 +53,7 @@ def _machine(found: list[Gpu]) -> Table:
     table.add_row("cpu", cpu_name())
     if not found:
         table.add_row("gpu", "none visible: runs use the smoke config, on the CPU")
+        table.add_row("our kernels", emulator.available() or "emulated on the CPU")
     for gpu in found:
         capability = ".".join(map(str, gpu.capability))
         table.add_row("gpu", f"{gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB")

@@ -57,7 +57,7 @@ class Record(BaseModel):
         "what ran: our plain-torch reference, our kernel emulated on a CPU, our kernel on a GPU, or a library"
     )
     kernel_arch: str | None = _column("architecture the kernel source was written for")
-    built_arch: str | None = _column("architecture it was compiled for")
+    built_arch: str | None = _column("architecture it was compiled for; cpu when emulated")
     device_name: str | None = _column("GPU or CPU model")
     dtype: str | None = _column("element type of the inputs")
     seed: int | None = _column("seed of the inputs")

@@ -31,9 +31,10 @@ def print_summary(path: str | Path) -> None:
     records = pd.read_parquet(table)
     console = Console(highlight=False)
     console.print(measured(records))
-    if reasons := not_measured(records):
-        console.print("[bold]Could not run[/bold]")
-        for line in reasons:
+    for title, lines in (("Right, but", stand_ins(records)), ("Could not run", not_measured(records))):
+        if lines:
+            console.print(f"[bold]{title}[/bold]")
+        for line in lines:
             console.print(f"  {line}", soft_wrap=True, markup=False)
     if lacking := sum(len(pending(config, name)) for name in config.panel_names()):
         console.print(f"[bold]{lacking} rows have no record of the present code[/bold]: run again to add them")
@@ -61,11 +62,21 @@ def measured(records: pd.DataFrame) -> Table:
     return table
 
 
+def stand_ins(records: pd.DataFrame) -> list[str]:
+    """One line per backend and reason of rows of status ok without times, or whose reference ran for a kernel."""
+    ok = records[records.status == "ok"]
+    ok = ok.assign(reason=ok.reason.fillna(ok.note.where(ok.backend == "reference")))
+    return _by_reason(ok.dropna(subset="reason"), "backend")
+
+
 def not_measured(records: pd.DataFrame) -> list[str]:
-    """One line per status and reason: how many rows of which contenders."""
-    rest = records[records.status != "ok"]
+    """One line per status and reason of the rows that are not ok."""
+    return _by_reason(records[records.status != "ok"], "status")
+
+
+def _by_reason(records: pd.DataFrame, kind: str) -> list[str]:
     lines = []
-    for (status, reason), rows in rest.groupby(["status", "reason"], dropna=False, sort=False):
+    for (what, reason), rows in records.groupby([kind, "reason"], dropna=False, sort=False):
         contenders = ", ".join(rows.contender.unique())
-        lines.append(f"{status}: {contenders} ({len(rows)} rows): {reason}")
+        lines.append(f"{what}: {contenders} ({len(rows)} rows): {reason}")
     return sorted(lines)

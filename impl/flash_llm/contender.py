@@ -29,26 +29,24 @@ class FlashLLMTiledCSL(Contender):
         return None
 
     def prepare(self, params: SpMMParams, inputs: Tensors, target: Target) -> Prepared:
+        from impl.cuda import emulator
+        from impl.cuda.backend import kernel_fields
         from impl.flash_llm.api import flash_llm_spmm, plan_for
         from impl.flash_llm.formats import TiledCSL
+        from impl.flash_llm.kernels.tiled_csl import multiply
 
         x = inputs["x"]
         weight = TiledCSL.from_dense(inputs["w"])
         plan = plan_for(weight.shape[0], x)
         prepared = Prepared(
             run=lambda: {"y": flash_llm_spmm(weight, x, plan.split_k)},
-            backend="reference",
             tuning={"split_k": plan.split_k},
             bytes_floor=weight.nbytes + x.nbytes + params.m * params.n * x.itemsize,
             format_bytes=weight.nbytes,
+            **kernel_fields(plan.kernels, x.device),
         )
-        if target.is_cuda:
-            from impl.cuda.build import build
-            from impl.cuda.launch import device_arch
-
-            prepared.backend = "kernel"
-            prepared.kernel_arch = plan.kernels[0].arch
-            prepared.built_arch = device_arch(x.device.index)
-            prepared.kernel_hash, *_ = [build(kernel, prepared.built_arch).hash for kernel in plan.kernels]
+        if prepared.backend != "reference":
             prepared.tuning["tile_n"] = plan.tile_n
+        if prepared.backend == "emulated":
+            prepared.run = lambda: {"y": multiply(weight.entries, weight.offsets, x, params.m, plan, emulator.launch)}
         return prepared

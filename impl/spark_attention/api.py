@@ -84,8 +84,10 @@ def _forward(
 def _forward_cuda(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float, accumulate: str, kernel_arch: str | None
 ) -> tuple[Tensor, Tensor]:
+    from impl.cuda.launch import launch
+
     return forward.attention_forward(
-        q, k, v, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate, kernel_arch=kernel_arch
+        q, k, v, launch, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate, kernel_arch=kernel_arch
     )
 
 

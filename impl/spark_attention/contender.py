@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.contender import Contender, Prepared, Target
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
 from harness.ops.calls import attention_call
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VOLTA = (7, 0)
 EMULATED_MMA = (
@@ -16,8 +19,16 @@ EMULATED_MMA = (
 )
 
 
+def _emulated_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    from impl.cuda import emulator
+    from impl.spark_attention.kernels.forward import attention_forward
+
+    out, _ = attention_forward(q, k, v, emulator.launch, softmax_scale=q.shape[-1] ** -0.5, **options)
+    return out
+
+
 class SparkAttention(Contender):
-    """The kernel written for the newest architecture that the GPU has the instructions of."""
+    """The kernel written for the newest architecture that the GPU has the instructions of; emulated on a CPU."""
 
     name = "spark_attention"
     op = "attention"
@@ -45,33 +56,27 @@ class SparkAttention(Contender):
         return None
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+        from impl.cuda.backend import kernel_fields
         from impl.spark_attention.api import spark_attention
-
-        forward = functools.partial(spark_attention, causal=params.causal, accumulate=self.accumulate)
-        if not target.is_cuda:
-            return Prepared(attention_call(forward, inputs), backend="reference", variant=self._variant())
-
-        from impl.cuda.build import build
-        from impl.cuda.launch import device_arch
         from impl.spark_attention.kernels.forward import select_kernel, source_arch
 
         q, k, v = inputs["q"], inputs["k"], inputs["v"]
         arch = self.kernel_arch or source_arch(q.device)
-        kernel = select_kernel(q, k, v, self.accumulate, arch)
-        built_arch = device_arch(q.device.index)
-        return Prepared(
-            attention_call(functools.partial(forward, kernel_arch=arch), inputs),
-            backend="kernel",
-            kernel_arch=arch,
-            built_arch=built_arch,
-            kernel_hash=build(kernel, built_arch).hash,
-            variant=self._variant(),
-            tuning={"kernel": kernel.name, "block_n": dict(kernel.macros)["BLOCK_N"]},
-            no_times=EMULATED_MMA if arch == "sm_70" and target.capability > VOLTA else None,
-        )
+        options = {"causal": params.causal, "accumulate": self.accumulate, "kernel_arch": arch}
+        forward = functools.partial(spark_attention, **options)
+        if params.direction == "backward":
+            return Prepared(attention_call(forward, inputs), backend="reference")
 
-    def _variant(self) -> str | None:
-        return "fp16 accumulate" if self.accumulate == "fp16" else None
+        kernel = select_kernel(q, k, v, self.accumulate, arch)
+        fields = kernel_fields([kernel], q.device)
+        if fields["backend"] != "reference":
+            fields["tuning"] = {"kernel": kernel.name, "block_n": dict(kernel.macros)["BLOCK_N"]}
+        if target.capability > VOLTA and arch == "sm_70":
+            fields["no_times"] = EMULATED_MMA
+        if fields["backend"] == "emulated":
+            forward = functools.partial(_emulated_forward, **options)
+        variant = "fp16 accumulate" if self.accumulate == "fp16" else None
+        return Prepared(attention_call(forward, inputs), variant=variant, **fields)
 
 
 class SparkAttentionSm70(SparkAttention):

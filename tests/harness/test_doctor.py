@@ -36,6 +36,10 @@ def test_every_contender_is_there_with_its_reason(printed):
             assert any(name in line and reason in line for line in text.splitlines()), name
 
 
+def test_without_a_compiler_the_emulator_says_what_it_needs(printed, without_compiler):
+    assert "the emulator needs g++" in printed([])
+
+
 def test_a_gpu_is_told_with_what_nvml_answers(printed, monkeypatch):
     class Card:
         reasons = {"nvmlDeviceGetTotalEnergyConsumption": "Not Supported"}  # noqa: RUF012

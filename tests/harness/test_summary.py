@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.config import parse_config
 from harness.errors import MachineError
-from harness.summary import measured, not_measured, print_summary
+from harness.summary import measured, not_measured, print_summary, stand_ins
 from harness.workflow import open_run
 
 ROWS = [
@@ -20,12 +20,16 @@ ROWS = [
     {"contender": "fast", "status": "unavailable", "reason": "pip install fast"},
     {"contender": "quick", "status": "unavailable", "reason": "pip install fast"},
     {"contender": "quick", "status": "crashed", "reason": "killed by SIGSEGV"},
+    {"contender": "ours", "status": "ok", "backend": "emulated", "reason": "not timed"},
+    {"contender": "ours", "status": "ok", "backend": "emulated", "reason": "not timed"},
+    {"contender": "dense", "status": "ok", "backend": "reference", "note": "no compiler"},
+    {"contender": "dense", "status": "ok", "backend": "library", "note": "the same kernel as another's"},
 ]
 
 
 @pytest.fixture
 def records() -> pd.DataFrame:
-    return pd.DataFrame(ROWS, columns=[*ROWS[0], "reason"]).assign(experiment="spmm")
+    return pd.DataFrame(ROWS, columns=[*ROWS[0], "reason", "note"]).assign(experiment="spmm")
 
 
 def test_rows_of_status_ok_with_their_worst_error(records):
@@ -41,6 +45,13 @@ def test_reasons_are_grouped(records):
     assert not_measured(records) == [
         "crashed: quick (1 rows): killed by SIGSEGV",
         "unavailable: fast, quick (2 rows): pip install fast",
+    ]
+
+
+def test_what_is_emulated_or_a_reference_is_counted(records):
+    assert stand_ins(records) == [
+        "emulated: ours (2 rows): not timed",
+        "reference: dense (1 rows): no compiler",
     ]
 
 

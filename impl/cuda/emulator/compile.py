@@ -49,11 +49,12 @@ _SHARED_ARRAY = re.compile(r"^(\w+:\n\t\.zero\t\d+\n)", re.MULTILINE)
 class Library:
     """A kernel compiled for the CPU.
 
-    `shared_arrays` are (offset, bytes) in a block's shared window of its static arrays; `dynamic_offset` is the
-    place of the dynamic one there.
+    `hash` is that of source, headers, macros, options, compiler and runtime. `shared_arrays` are (offset, bytes) in a
+    block's shared window of its static arrays; `dynamic_offset` is the place of the dynamic one there.
     """
 
     path: Path
+    hash: str
     shared_arrays: tuple[tuple[int, int], ...]
     dynamic_offset: int
 
@@ -85,12 +86,12 @@ def compile_kernel(kernel: Kernel) -> Library:
     options = [*_COMMON_OPTIONS, *_machine_options()]
     sources = [*source_closure(kernel.file), *_headers(), Path(__file__)]
     kernel_options = [*options, *_KERNEL_OPTIONS, *(_DEBUG_OPTIONS if debugging() else _FAST_OPTIONS)]
-    key = _digest([kernel.entry, kernel.macros, kernel_options, _compiler()], sources)
     runtime = _runtime(options)
-    path = _cache() / f"{kernel.entry}-{key}-{runtime.stem}.so"
+    key = _digest([kernel.entry, kernel.macros, kernel_options, _compiler(), runtime.stem], sources)
+    path = _cache() / f"{kernel.entry}-{key}.so"
     if not path.is_file():
         _compile(kernel, kernel_options, runtime, path)
-    return _describe(path)
+    return _describe(path, key)
 
 
 def _compile(kernel: Kernel, options: list[str], runtime: Path, target: Path) -> None:
@@ -138,10 +139,10 @@ def _cache() -> Path:
     return cache_folder().parent / "emulated"
 
 
-def _describe(path: Path) -> Library:
+def _describe(path: Path, key: str) -> Library:
     arrays = thread_local_arrays(path)
     dynamic_offset, _ = arrays.pop("shared_memory")
-    return Library(path, tuple(sorted(arrays.values())), dynamic_offset)
+    return Library(path, key, tuple(sorted(arrays.values())), dynamic_offset)
 
 
 def _run(what: str, arguments: list) -> None:

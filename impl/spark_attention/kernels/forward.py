@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,14 +18,21 @@ _SOURCES = {"sm_70": sm70, "sm_80": sm80}
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float, accumulate: str, kernel_arch: str | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    launch: Callable[..., None],
+    *,
+    causal: bool,
+    softmax_scale: float,
+    accumulate: str,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor]:
-    """`reference.attention_forward` by the kernel for the tensors' GPU, or by the one written for `kernel_arch`.
+    """`reference.attention_forward` by the kernel for the tensors' device, or by the one written for `kernel_arch`.
 
-    Raises ValueError as `select_kernel` does.
+    `launch(kernel, grid, arguments)` is `impl.cuda.launch.launch`, or the emulator's. Raises ValueError as
+    `select_kernel` does.
     """
-    from impl.cuda.launch import launch
-
     out, lse = empty_outputs(q)
     kernel = select_kernel(q, k, v, accumulate, kernel_arch or source_arch(q.device))
     if q.numel() == 0:
@@ -42,8 +50,8 @@ def empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def source_arch(device: torch.device) -> str:
-    """The architecture whose source serves `device`."""
-    return "sm_70" if torch.cuda.get_device_capability(device) < (8, 0) else "sm_80"
+    """The architecture whose source serves `device`: on a CPU, which emulates any, the newest."""
+    return "sm_70" if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0) else "sm_80"
 
 
 def select_kernel(q: Tensor, k: Tensor, v: Tensor, accumulate: str, arch: str) -> Kernel:

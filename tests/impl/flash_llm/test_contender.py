@@ -7,6 +7,8 @@ import torch
 
 from harness.contender import Target, discover
 from harness.ops.spmm import SpMM
+from impl.cuda import emulator
+from impl.flash_llm import reference
 from impl.flash_llm.formats import TiledCSL
 from tests.impl.flash_llm.matrices import assert_is_product
 
@@ -18,14 +20,34 @@ def make_params(**changes):
     return SpMM.Params(**{"m": 300, "n": 9, "k": 200, "sparsity": 0.7, **changes})
 
 
-def test_prepare_converts_and_run_only_multiplies(monkeypatch):
-    params = make_params()
+def prepare_and_check(monkeypatch, **changes):
+    """The contender's Prepared, its product held to the bound; what `run` does is multiply, no more."""
+    params = make_params(**changes)
     inputs = SpMM().inputs(params, "cpu")
     prepared = CONTENDER.prepare(params, inputs, CPU)
-    monkeypatch.setattr(TiledCSL, "__post_init__", lambda self: pytest.fail("converted within the timed call"))
-    assert_is_product(prepared.run()["y"], inputs["w"], inputs["x"])
-    assert prepared.backend == "reference"
-    assert prepared.tuning == {"split_k": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(TiledCSL, "__post_init__", lambda self: pytest.fail("converted within the timed call"))
+        assert_is_product(prepared.run()["y"], inputs["w"], inputs["x"])
+    return prepared
+
+
+@pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+@pytest.mark.parametrize(("n", "tile_n"), [(3, 8), (9, 16), (64, 64)])
+def test_on_a_cpu_the_kernel_is_emulated(n, tile_n, monkeypatch):
+    monkeypatch.setattr(reference, "spmm", lambda *_: pytest.fail("the reference ran"))
+    prepared = prepare_and_check(monkeypatch, n=n)
+    assert (prepared.backend, prepared.kernel_arch, prepared.built_arch) == ("emulated", "sm_80", "cpu")
+    assert prepared.tuning == {"split_k": 1, "tile_n": tile_n}
+    assert prepared.kernel_hash
+    assert "time" in prepared.no_times
+
+
+def test_without_a_compiler_the_reference_runs_and_says_why(monkeypatch, without_compiler):
+    prepared = prepare_and_check(monkeypatch)
+    assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
+    assert (prepared.tuning, prepared.no_times) == ({"split_k": 1}, None)
+    assert "reference" in prepared.note
+    assert "install g++" in prepared.note
 
 
 def test_bytes_of_the_format_are_reported():
