@@ -60,8 +60,7 @@ class Cell:
         record.tuning = json.dumps(prepared.tuning, sort_keys=True) if prepared.tuning else None
         if prepared.bytes_floor is not None:
             record.bytes_floor = prepared.bytes_floor
-        if prepared.no_times:
-            record.reason = record.energy_quality = prepared.no_times
+        record.reason = prepared.no_times
 
     def take_verdict(self, verdict: Verdict, when: str = "") -> None:
         record = self.record
