@@ -170,6 +170,8 @@ class Bench:
             if cell.going and not cell.prepared.no_times:
                 with self._stage(cell, "set up timing"):
                     cell.timer = self._timer(cell, pool)
+            elif cell.going and cell.name in case.energy:
+                cell.record.energy_quality = cell.prepared.no_times
         timed = {cell.name: cell for cell in cells if cell.timer}
         timings = time_interleaved(
             {name: cell.timer for name, cell in timed.items()},

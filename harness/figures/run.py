@@ -120,7 +120,8 @@ class Run:
         for value in values:
             rows[value] = rows[value].astype(float).where(good)
         absent = rows[values[0]].isna() if values else ~good
-        rows["missing"] = rows["status"].map(MISSING).fillna("n.a.").where(absent, "")
+        untimed = (rows["status"] == "ok") & rows["reason"].notna()
+        rows["missing"] = rows["status"].map(MISSING).fillna("n.a.").mask(untimed, "not timed").where(absent, "")
         rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)
         places = {name: place for place, name in enumerate(self.looks)}
         rows["_place"] = rows["contender"].map(places)

@@ -17,6 +17,7 @@ from harness.cell import Cell, classify
 from harness.config import Config, Energy, parse_config
 from harness.contender import Target, discover
 from harness.energy import EnergyMeter, EnergyResult
+from harness.records import NO_ENERGY_CELL
 from harness.timers import flush_buffer
 
 CONTENDERS = Path(__file__).parent / "contenders"
@@ -177,6 +178,12 @@ def test_without_a_meter_the_reason_stands_in_the_record() -> None:
     record = measure(config(["good"], energy=["good"]), ["good"], energy="no NVML here")["good"].record
     assert record.energy_quality == "no NVML here"
     assert record.energy_j is None
+
+
+def test_what_is_not_timed_has_no_energy() -> None:
+    for energy, quality in ((["untimed"], "the GPU emulates its instruction"), ([], NO_ENERGY_CELL)):
+        record = measure(config(["untimed"], energy=energy), ["untimed"])["untimed"].record
+        assert (record.energy_j, record.energy_quality) == (None, quality)
 
 
 def test_a_lost_context_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,6 +235,16 @@ def test_references_on_a_cpu_are_labelled_and_hatched(cpu, gpu):
     assert not gpu.looks["spark_attention"].hatch
 
 
+def test_emulated_kernels_are_not_timed(tmp_path):
+    emulated = {"backend": "emulated", "reason": "emulated", "cold_median_s": None, "tflops": None, "speedup": None}
+    records = [r.model_copy(update=emulated if r.role == "ours" else {}) for r in synthetic.cpu_records()]
+    run = synthetic.run_of(records, tmp_path)
+    for name in ("attention_forward", "spmm_speedup"):
+        rows, figure = render(run, name)
+        assert set(rows.loc[rows["role"] == "ours", "missing"]) == {"not timed"}
+        assert any(text.endswith("(emulated, CPU): not timed") for text in texts(figure))
+
+
 def test_energy_says_why_there_is_none(cpu):
     rows, figure = render(cpu, "energy_time")
     assert any("no energy: no NVML on a CPU" in text.replace("\n", " ") for text in texts(figure))

@@ -1,0 +1,51 @@
+"""What the kernels do at a small shape, counted: `python -m impl.cuda.emulator.table counts.csv`.
+
+One row per kernel, shape, instruction and bytes per lane, with the columns of `Count`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pandas as pd
+import torch
+
+from impl.cuda.emulator.run import count
+from impl.flash_llm.formats import TiledCSL
+from impl.flash_llm.kernels import tiled_csl
+from impl.spark_attention.kernels.forward import attention_forward
+
+Call = Callable[[Callable[..., None]], object]  # launches through the function it is given
+
+
+def calls() -> Iterator[tuple[str, Call]]:
+    """Shape in words, and the call of the kernels at it."""
+    for head_dim in (64, 128):
+        q, k, v = (torch.randn(1, 1, 256, head_dim).half() for _ in range(3))
+        for arch, accumulate in (("sm_70", "fp32"), ("sm_70", "fp16"), ("sm_80", "fp32")):
+            options = {"causal": False, "softmax_scale": head_dim**-0.5, "accumulate": accumulate, "kernel_arch": arch}
+            yield f"B=1 H=1 S=256 D={head_dim}", partial(attention_forward, q, k, v, **options)
+    w = torch.randn(256, 512).half().masked_fill(torch.rand(256, 512) < 0.8, 0)
+    weight = TiledCSL.from_dense(w)
+    for n in tiled_csl.SPMM:
+        operands = (weight.entries, weight.offsets, torch.randn(512, n).half(), 256, tiled_csl.Plan(n, split_k=2))
+        yield f"M=256 K=512 N={n} split K=2, 80 % zeros", partial(tiled_csl.multiply, *operands)
+
+
+def table() -> pd.DataFrame:
+    """The counts of all `calls`."""
+    rows = []
+    for shape, call in calls():
+
+        def launch(kernel, *arguments, shape=shape):
+            rows.extend({"kernel": kernel.name, "shape": shape, **vars(c)} for c in count(kernel, *arguments))
+
+        call(launch)
+    by = ["kernel", "shape", "instruction", "bytes"]
+    return pd.DataFrame(rows).groupby(by, sort=False).sum(numeric_only=True).reset_index()
+
+
+if __name__ == "__main__":
+    table().to_csv(sys.argv[1], index=False)
