@@ -1,4 +1,4 @@
-"""What the kernels do at a small shape, counted: `python -m impl.cuda.emulator.table counts.csv`.
+"""What the kernels do at a small shape, counted: `python -m impl.cuda.emulator.table > counts.csv`.
 
 One row per kernel, shape, instruction and bytes per lane, with the columns of `Count`.
 """
@@ -48,4 +48,4 @@ def table() -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    table().to_csv(sys.argv[1], index=False)
+    table().to_csv(sys.stdout, index=False)
