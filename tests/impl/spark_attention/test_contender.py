@@ -22,7 +22,7 @@ def contender(name):
 
 
 def case(**fields):
-    return OP.Params(**{"batch": 1, "num_heads": 2, "seqlen": 70, "head_dim": 64, **fields})
+    return OP.Params(**{"batch": 1, "num_heads": 2, "seqlen_q": 70, "seqlen_k": 70, "head_dim": 64, **fields})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_on_a_cpu_the_kernel_is_emulated(name, arch, fields, monkeypatch):
 
 @pytest.mark.parametrize("name", ["spark_attention", "spark_attention_sm70", "spark_attention_fp16acc"])
 def test_without_a_compiler_the_reference_runs_and_says_why(name, without_compiler):
-    prepared = prepare_and_check(name, case(causal=True, seqlen=200), CPU)
+    prepared = prepare_and_check(name, case(causal=True, seqlen_q=200), CPU)
     assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
     assert (prepared.tuning, prepared.no_times) == ({}, None)
     assert "reference" in prepared.note
