@@ -11,7 +11,7 @@ from harness.contender import ROOT
 from harness.errors import VoltabenchError
 from harness.machine import check_machine
 from harness.summary import print_summary
-from harness.workflow import resolve_config
+from harness.workflow import refuse_if_at_work, resolve_config
 
 
 class WorkflowFailed(VoltabenchError):
@@ -25,8 +25,9 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
     """
     config = load_config(path) if path else resolve_config({}, None)
     check_machine(config)
+    refuse_if_at_work(config)
     options = ["--configfile", str(path)] if path else []
-    if budget_min:
+    if budget_min is not None:
         options += ["--config", f"budget_min={budget_min}"]
     _snakemake("all", *options)
     print_summary(config.results / "config.yaml")

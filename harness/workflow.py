@@ -33,17 +33,18 @@ def resolve_config(given: Mapping[str, Any], source: str | None) -> Config:
 def open_run(config: Config) -> Path:
     """Write what the rules read: the run's config, and for each panel the rows that it lacks.
 
-    Returns results/<run>/config.yaml, rewritten only when its content changed. Unless another process is at
-    work on the run, Snakemake's locks of a killed one are cleared, and panels that lack rows get a new list of
-    them, which is what makes Snakemake measure the rest. Raises MachineError where the folder cannot be written.
+    Returns results/<run>/config.yaml, rewritten only when its content changed. Snakemake's locks of a killed process
+    are cleared, and panels that lack rows get a new list of them, which is what makes Snakemake measure the rest.
+    All of it is left as it is while another process is at work on the run: this one then only looks.
+    Raises MachineError where the folder cannot be written.
     """
     path = config.results / "config.yaml"
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     try:
         config.results.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-        if not is_claimed(config):
+        if at_work(config) is None:
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
             _clear_stale_locks(config.results)
             for name in config.panel_names():
                 _write_todo(config, name)
@@ -91,8 +92,8 @@ def claim_run(config: Config, local: bool) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.seek(0)
-        raise MachineError(f"{config.results}: process {lock.read()} is at work on this run; wait for it") from None
+        refuse_if_at_work(config)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever had it has just ended
     start_budget(config)
     lock.truncate(0)
     lock.write(str(os.getpid()))
@@ -100,16 +101,22 @@ def claim_run(config: Config, local: bool) -> None:
     _held.append(lock)
 
 
-def is_claimed(config: Config) -> bool:
-    """Whether a living process holds `claim_run`'s lock."""
+def refuse_if_at_work(config: Config) -> None:
+    """Raises MachineError when another process has the run."""
+    if process := at_work(config):
+        raise MachineError(f"{config.results}: process {process} is at work on this run; wait for it")
+
+
+def at_work(config: Config) -> str | None:
+    """The living process that holds `claim_run`'s lock."""
     if not _lock_file(config).exists():
-        return False
+        return None
     with _lock_file(config).open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return True
-    return False
+            return lock.read() or "unknown"
+    return None
 
 
 def _lock_file(config: Config) -> Path:

@@ -14,7 +14,7 @@ from harness.contender import ROOT
 from harness.errors import ConfigError, MachineError
 from harness.records import Record
 from harness.store import Store, records_path
-from harness.workflow import claim_run, is_claimed, open_run, resolve_config, todo_file
+from harness.workflow import at_work, claim_run, open_run, resolve_config, todo_file
 
 RAW = {
     "run": "tiny",
@@ -165,12 +165,14 @@ def other_process(config):
 
 
 def test_a_run_at_work_is_left_alone_until_it_dies(config, tmp_path, other_process):
-    assert is_claimed(config)
+    assert at_work(config) == str(other_process.pid)
     listed = todo_file(config, "spmm/small").read_text()
+    written = (config.results / "config.yaml").read_text()
     lock = tmp_path / ".snakemake/locks/0.output.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("results/tiny/records.parquet\n")
-    open_run(config)
+    open_run(config.model_copy(update={"budget_min": 7.0}))
+    assert (config.results / "config.yaml").read_text() == written
     assert todo_file(config, "spmm/small").read_text() == listed
     assert lock.exists()
     with pytest.raises(MachineError, match=f"process {other_process.pid} is at work on this run"):
@@ -178,7 +180,7 @@ def test_a_run_at_work_is_left_alone_until_it_dies(config, tmp_path, other_proce
 
     other_process.kill()
     other_process.wait()
-    assert not is_claimed(config)
+    assert at_work(config) is None
     open_run(config)
     assert todo_file(config, "spmm/small").read_text() != listed
     assert not lock.exists()
