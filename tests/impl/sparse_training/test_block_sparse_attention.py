@@ -62,7 +62,9 @@ def assert_gate(tensors, dout, pattern, block, causal, softmax):
 
 @pytest.mark.parametrize("softmax", SOFTMAX)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen", "block"), [(100, 32), (137, 64), (160, 128), (33, 32), (1, 32), (20, 64)])
+@pytest.mark.parametrize(
+    ("seqlen", "block"), [(100, 32), (137, 64), (160, 128), (33, 32), (1, 32), (20, 64), (1025, 128)]
+)
 def test_outputs_and_gradients_pass_the_gate(softmax, causal, seqlen, block):
     q, k, v, dout = random_inputs(seqlen, seed=seqlen)
     assert_gate([q, k, v], dout, random_pattern(seqlen, block, seed=seqlen), block, causal, softmax)
@@ -117,6 +119,12 @@ def test_blocks_that_the_causal_mask_hides_entirely():
     pattern[0, 0, 2] = pattern[0, 2, 0] = True  # rows of block 0 keep only keys of their future
     out, *_ = assert_gate([q, k, v], dout, pattern, 32, True, "renormalised")
     assert not out[:, :, :32].any()
+
+
+@pytest.mark.parametrize("softmax", SOFTMAX)
+def test_gradients_of_an_even_full_pattern(softmax):
+    q, k, v, dout = random_inputs(256, head_dim=64)
+    assert_gate([q, k, v], dout, torch.ones(1, 4, 4, dtype=torch.bool), 64, False, softmax)
 
 
 @pytest.mark.parametrize("softmax", SOFTMAX)
