@@ -64,7 +64,7 @@ def select_kernel(q: Tensor, k: Tensor, v: Tensor, accumulate: str, arch: str) -
         raise ValueError("bfloat16 needs compute capability 8.0 or newer; the Volta kernel takes float16")
     if arch == "sm_80" and accumulate == "fp16":
         raise ValueError("accumulate='fp16' is a variant of the Volta kernel; this GPU's kernel accumulates in fp32")
-    aligned = head_dim % 8 == 0 and all(_rows_aligned(t) for t in (q, k, v))
+    aligned = head_dim % 8 == 0 and all(rows_aligned(t) for t in (q, k, v))
     return _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, bfloat16 or accumulate == "fp16")
 
 
@@ -73,7 +73,8 @@ def _forward_kernel(arch: str, padded_dim: int, aligned: bool, variant: bool) ->
     return _SOURCES[arch].forward_kernel(padded_dim, aligned, variant)
 
 
-def _rows_aligned(tensor: Tensor) -> bool:
+def rows_aligned(tensor: Tensor) -> bool:
+    """Whether all rows of a tensor of 16-bit elements start at multiples of 16 bytes."""
     return tensor.data_ptr() % 16 == 0 and all(s * tensor.itemsize % 16 == 0 for s in tensor.stride()[:-1])
 
 

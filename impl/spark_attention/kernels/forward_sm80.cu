@@ -14,120 +14,22 @@
 // Pipeline. K and V have one buffer each, filled by cp.async half an iteration ahead: V while q k^T is computed,
 // the next K while the softmax and p v are. P stays in registers: the accumulator layout of two 8-key tiles is the
 // A-operand layout of one 16-key step.
-//
-// Shared rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that ldmatrix's eight rows and
-// the copies touch all banks. A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says
-// that all rows start at multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit loads.
+// How tiles lie in shared memory: tiles_sm80.cuh.
 #include "arguments.cuh"
-#include "copy_async.cuh"
 #include "math.cuh"
-#include "mma_sm80.cuh"
+#include "tiles_sm80.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kBlockRows = 128;
 constexpr int kWarpRows = 32;
 constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kChunk = 8;
-constexpr int kChunks = PADDED_DIM / kChunk;
 constexpr int kKeyTiles = BLOCK_N / 8;
 constexpr int kDimTiles = PADDED_DIM / 8;
 constexpr int kScoreUnroll = PADDED_DIM == 64 ? 4 : ALIGNED ? 8 : 1;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-__device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if BFLOAT16
-    mma_m16n8k16_bf16(d, a, b0, b1);
-#else
-    mma_m16n8k16_f16(d, a, b0, b1);
-#endif
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if BFLOAT16
-    return pack_bf16(low, high);
-#else
-    return pack_f16(low, high);
-#endif
-}
-
-__device__ __forceinline__ Element* chunk_at(Element* tile, int row, int chunk) {
-    return tile + row * PADDED_DIM + ((chunk ^ (row & 7)) * kChunk);
-}
-
-// Starts to fill `tile` with ROWS rows; those past `rows_left` and columns past `head_dim` become zero. `source` is
-// this thread's chunk of the first row it copies (thread_chunk).
-template <int ROWS>
-__device__ __forceinline__ void load_tile(Element* tile, const Element* source, long long row_stride, int rows_left,
-                                          int head_dim) {
-    constexpr int kRowStep = kThreads / kChunks;
-    const int row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
-    const int columns = head_dim - chunk * kChunk;
-    Element* to = chunk_at(tile, row, chunk);
-#pragma unroll(ALIGNED ? ROWS / kRowStep : 1)
-    for (int step = 0; step < ROWS / kRowStep; ++step) {
-        const int valid = row + step * kRowStep < rows_left ? columns : 0;
-#if ALIGNED
-        copy_async_16(to, source, valid > 0);
-#else
-        for (int i = 0; i < kChunk; ++i) to[i] = i < valid ? source[i] : 0;
-#endif
-        to += kRowStep * PADDED_DIM;  // a multiple of 8 rows: the chunk stays where it is in its row
-        source += kRowStep * row_stride;
-    }
-    copy_async_commit();
-}
-
-__device__ __forceinline__ const Element* thread_chunk(const Element* source, long long row_stride) {
-    return source + threadIdx.x / kChunks * row_stride + threadIdx.x % kChunks * kChunk;
-}
-
-// ldmatrix reads four 8x8 matrices, 16 rows by two chunks; this lane's row and chunk of them as an element offset
-// into a tile. For Q and V the matrices go down the rows first, for K along the chunks: each product then finds
-// both registers of its B operand side by side.
-__device__ __forceinline__ int rows_first_offset(int lane) {
-    return lane % 16 * PADDED_DIM + (lane / 16 ^ lane % 8) * kChunk;
-}
-
-__device__ __forceinline__ int chunks_first_offset(int lane) {
-    return (lane / 16 * 8 + lane % 8) * PADDED_DIM + (lane / 8 % 2 ^ lane % 8) * kChunk;
-}
-
-// The same offset for the two chunks from `chunk` (even) on: moving by whole chunks is a xor below 8, an addition
-// above.
-__device__ __forceinline__ int at_chunk(int offset, int chunk) {
-    return (offset ^ ((chunk & 6) * kChunk)) + (chunk & 8) * kChunk;
-}
-
-// scores = q k^T for the warp's rows and BLOCK_N keys.
-__device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kKeyTiles][4], const Element* q_tile,
-                                              const Element* k_tile, int q_offset, int k_offset) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) scores[m][n][i] = 0.0f;
-#pragma unroll(kScoreUnroll)
-    for (int chunk = 0; chunk < kChunks; chunk += 2) {
-        unsigned a[kRowTiles][4];
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
-            load_matrix_x4(a[m], q_tile + m * 16 * PADDED_DIM + at_chunk(q_offset, chunk));
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; n += 2) {
-            unsigned b[4];
-            load_matrix_x4(b, k_tile + n * 8 * PADDED_DIM + at_chunk(k_offset, chunk));
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) {
-                multiply(scores[m][n], a[m], b[0], b[1]);
-                multiply(scores[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
-
-// accumulator += p v for the warp's rows; p are BLOCK_N probabilities in the layout of `multiply_keys`.
+// accumulator += p v for the warp's rows; p are BLOCK_N probabilities in the layout of `multiply_transposed`.
 __device__ __forceinline__ void multiply_values(float (&accumulator)[kRowTiles][kDimTiles][4],
                                                 const float (&p)[kRowTiles][kKeyTiles][4], const Element* v_tile,
                                                 int v_offset) {
@@ -200,23 +102,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     const float scale_log2 = softmax_scale * kLog2e;
 
     if (keys > 0) {
-        load_tile<kBlockRows>(q_tile, q, q_row_stride, seqlen_q - tile.first_row, head_dim);
-        load_tile<BLOCK_N>(k_tile, k, k_row_stride, seqlen_k, head_dim);
+        load_tile<kBlockRows, kThreads>(q_tile, q, q_row_stride, seqlen_q - tile.first_row, head_dim);
+        load_tile<BLOCK_N, kThreads>(k_tile, k, k_row_stride, seqlen_k, head_dim);
     }
     for (int key = 0; key < keys; key += BLOCK_N) {
         copy_async_wait<0>();
         __syncthreads();
-        load_tile<BLOCK_N>(v_tile, v, v_row_stride, seqlen_k - key, head_dim);
+        load_tile<BLOCK_N, kThreads>(v_tile, v, v_row_stride, seqlen_k - key, head_dim);
         v += BLOCK_N * v_row_stride;
 
         float scores[kRowTiles][kKeyTiles][4];
-        multiply_keys(scores, warp_q_tile, k_tile, q_offset, k_offset);
+        multiply_transposed<kScoreUnroll>(scores, warp_q_tile, k_tile, q_offset, k_offset);
 
         copy_async_wait<0>();
         __syncthreads();
         const int next = key + BLOCK_N;
         k += BLOCK_N * k_row_stride;
-        if (next < keys) load_tile<BLOCK_N>(k_tile, k, k_row_stride, seqlen_k - next, head_dim);
+        if (next < keys) load_tile<BLOCK_N, kThreads>(k_tile, k, k_row_stride, seqlen_k - next, head_dim);
 
         if (next > unmasked_keys) {
 #pragma unroll
@@ -273,9 +175,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             const int row = m * 16 + half * 8 + lane / 4;
             const float sum = row_total(row_sum[m][half]);
             const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
-            if (lane % 4 == 0 && tile.first_row + warp_row + row < seqlen_q)
+            if (lane % 4 == 0 && tile.first_row + warp_row + row < seqlen_q) {
+                // The sum has the maximum's base as it was rounded. Of one key that counts, the lse is then its score
+                // as a float, which gives the backward p = 1 however large it is.
+                const float maximum = row_max[m][half];
+                const float rounding = fmaf(maximum, scale_log2, -__fmul_rn(maximum, scale_log2));
                 lse[tile.first_row + warp_row + row] =
-                    sum == 0.0f ? -infinity() : (row_max[m][half] * scale_log2 + log2_fast(sum)) * kLn2;
+                    sum == 0.0f ? -infinity() : __fmul_rn(maximum, softmax_scale) + (log2_fast(sum) - rounding) * kLn2;
+            }
 #pragma unroll
             for (int d = 0; d < kDimTiles; ++d)
                 *reinterpret_cast<unsigned*>(chunk_at(warp_q_tile, row, d) + lane % 4 * 2) =

@@ -1,12 +1,14 @@
-"""The sm_80 forward kernels."""
+"""The sm_80 kernels, forward and backward."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from impl.cuda.build import Kernel
 
 BLOCK_M = 128
+BACKWARD_ROWS, BACKWARD_KEYS = 64, 128
 
 
 def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
@@ -15,17 +17,14 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
     aligned: all rows start at multiples of 16 bytes and head_dim is a multiple of 8. bfloat16: else float16.
     """
     block_n = 64 if aligned and padded_dim == 64 else 32  # the head of the source says why
-    element = "bf16" if bfloat16 else "fp16"
     return Kernel(
-        name=f"spark_attention_forward_sm80_d{padded_dim}_{element}{'' if aligned else '_unaligned'}",
+        name=f"spark_attention_forward_sm80_{_variant(padded_dim, aligned, bfloat16)}",
         file=Path(__file__).with_name("forward_sm80.cu"),
         entry="spark_attention_forward_sm80",
         arch="sm_80",
         macros=(
-            ("PADDED_DIM", padded_dim),
+            *_variant_macros(padded_dim, aligned, bfloat16),
             ("BLOCK_N", block_n),
-            ("ALIGNED", int(aligned)),
-            ("BFLOAT16", int(bfloat16)),
             ("MIN_BLOCKS", 2),
         ),
         threads=128,
@@ -35,9 +34,50 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
     )
 
 
-FORWARD = tuple(
-    forward_kernel(padded_dim, aligned, bfloat16)
-    for padded_dim in (64, 128)
-    for aligned in (True, False)
-    for bfloat16 in (False, True)
-)
+def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
+    """The backward for head dims up to `padded_dim`; one block for each BACKWARD_KEYS keys of a key-value head.
+
+    aligned, bfloat16: as `forward_kernel`.
+    """
+    # K, V, two stages of Q and dout; ds, at 128 also p; two stages of statistics. 2 bytes an element, 8 a statistic.
+    elements = (2 * BACKWARD_KEYS + 4 * BACKWARD_ROWS) * padded_dim + padded_dim // 64 * BACKWARD_KEYS * BACKWARD_ROWS
+    blocks_per_sm = 128 // padded_dim
+    return Kernel(
+        name=f"spark_attention_backward_sm80_{_variant(padded_dim, aligned, bfloat16)}",
+        file=Path(__file__).with_name("backward_sm80.cu"),
+        entry="spark_attention_backward_sm80",
+        arch="sm_80",
+        macros=(*_variant_macros(padded_dim, aligned, bfloat16), ("MIN_BLOCKS", blocks_per_sm)),
+        threads=2 * padded_dim,
+        dynamic_shared_bytes=2 * elements + 2 * BACKWARD_ROWS * 8,
+        max_registers=255,
+        min_blocks_per_sm=blocks_per_sm,
+    )
+
+
+def backward_prepare_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
+    """What runs before the backward; one block for each BACKWARD_ROWS queries of a head."""
+    return Kernel(
+        name=f"spark_attention_backward_prepare_sm80_{_variant(padded_dim, aligned, bfloat16)}",
+        file=Path(__file__).with_name("backward_prepare_sm80.cu"),
+        entry="spark_attention_backward_prepare_sm80",
+        arch="sm_80",
+        macros=_variant_macros(padded_dim, aligned, bfloat16),
+        threads=128,
+        dynamic_shared_bytes=0,
+        max_registers=64,
+        min_blocks_per_sm=8,
+    )
+
+
+def _variant(padded_dim: int, aligned: bool, bfloat16: bool) -> str:
+    return f"d{padded_dim}_{'bf16' if bfloat16 else 'fp16'}{'' if aligned else '_unaligned'}"
+
+
+def _variant_macros(padded_dim: int, aligned: bool, bfloat16: bool) -> tuple[tuple[str, int], ...]:
+    return ("PADDED_DIM", padded_dim), ("ALIGNED", int(aligned)), ("BFLOAT16", int(bfloat16))
+
+
+_VARIANTS = tuple(itertools.product((64, 128), (True, False), (False, True)))
+FORWARD = tuple(forward_kernel(*variant) for variant in _VARIANTS)
+BACKWARD = tuple(make(*variant) for make in (backward_prepare_kernel, backward_kernel) for variant in _VARIANTS)

@@ -1,0 +1,110 @@
+"""The backward on a GPU: its scratch, and its two launches (backward_arguments.cuh)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from impl.cuda.build import Kernel
+from impl.spark_attention.kernels import sm80
+from impl.spark_attention.kernels.forward import rows_aligned
+
+Arguments = list[Tensor | np.generic]
+Launch = Callable[[Kernel, tuple[int, int, int], Sequence[Tensor | np.generic]], None]
+
+
+def attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float,
+    launch: Launch,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`reference.attention_backward` by the sm_80 kernels; `launch` runs one (impl.cuda.launch or the emulator's).
+
+    The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each element of q,
+    head_dim rounded up to 64 or 128.
+    """
+    gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    for step in backward_steps(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
+        launch(step.kernel, step.grid, step.arguments)
+    return gradients
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    arguments: Arguments
+
+
+def backward_steps(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float,
+) -> list[Step]:
+    """What to launch, in order, to fill the contiguous dq, dk, dv; fewer steps where there are no queries or keys."""
+    if dout.stride(-1) != 1:  # as the gradient of a sum, which is one number expanded
+        dout = dout.contiguous()
+    batch, heads, seqlen_q, head_dim = q.shape
+    heads_kv, seqlen_k = k.shape[1:3]
+    padded_dim = 64 if head_dim <= 64 else 128
+    aligned = head_dim % 8 == 0 and all(rows_aligned(t) for t in (dout, q, k, v, out))
+    prepare, backward = _kernels(padded_dim, aligned, q.dtype == torch.bfloat16)
+
+    row_tiles = batch * heads * -(-seqlen_q // sm80.BACKWARD_ROWS)
+    key_tiles = batch * heads_kv * -(-seqlen_k // sm80.BACKWARD_KEYS)
+    statistics = lse.new_empty(row_tiles * sm80.BACKWARD_ROWS, 2)
+    partial_dq = lse.new_empty(row_tiles * sm80.BACKWARD_ROWS, padded_dim)
+    semaphores = torch.zeros(1 + row_tiles, dtype=torch.int32, device=q.device)
+    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
+
+    prepare_sizes = (seqlen_q, seqlen_k, head_dim, heads, causal_offset)
+    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, batch, causal_offset)
+    steps = [
+        Step(
+            prepare,
+            (row_tiles, 1, 1),
+            [out, dout, lse, dq, statistics, *_strides(out, dout), *map(np.int32, prepare_sizes)],
+        ),
+        Step(
+            backward,
+            (key_tiles, 1, 1),
+            [
+                *(q, k, v, dout, statistics, partial_dq, semaphores, dq, dk, dv),
+                *(*_strides(q, k, v, dout), *map(np.int32, sizes), np.float32(softmax_scale)),
+            ],
+        ),
+    ]
+    return [step for step in steps if step.grid[0] > 0]
+
+
+@functools.cache
+def _kernels(padded_dim: int, aligned: bool, bfloat16: bool) -> tuple[Kernel, Kernel]:
+    variant = (padded_dim, aligned, bfloat16)
+    return sm80.backward_prepare_kernel(*variant), sm80.backward_kernel(*variant)
+
+
+def _strides(*tensors: Tensor) -> list[np.int64]:
+    return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:3]]

@@ -1,0 +1,110 @@
+// Tiles of 16-bit elements in shared memory, how they are filled from global memory, and products of them.
+//
+// Rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that ldmatrix's eight rows and the copies
+// touch all banks. A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all
+// rows start at multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit loads.
+#pragma once
+#include "arguments.cuh"
+#include "copy_async.cuh"
+#include "mma_sm80.cuh"
+
+constexpr int kChunk = 8;
+constexpr int kChunks = PADDED_DIM / kChunk;
+
+__device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if BFLOAT16
+    mma_m16n8k16_bf16(d, a, b0, b1);
+#else
+    mma_m16n8k16_f16(d, a, b0, b1);
+#endif
+}
+
+__device__ __forceinline__ unsigned pack(float low, float high) {
+#if BFLOAT16
+    return pack_bf16(low, high);
+#else
+    return pack_f16(low, high);
+#endif
+}
+
+// WIDTH is the elements of one row of the tile.
+template <int WIDTH = PADDED_DIM>
+__device__ __forceinline__ Element* chunk_at(Element* tile, int row, int chunk) {
+    return tile + row * WIDTH + ((chunk ^ (row & 7)) * kChunk);
+}
+
+// Starts to fill `tile` with ROWS rows by the block's THREADS threads; rows past `rows_left` and columns past
+// `head_dim` become zero. `source` is this thread's chunk of the first row it copies (thread_chunk).
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* source, long long row_stride, int rows_left,
+                                          int head_dim) {
+    constexpr int kRowStep = THREADS / kChunks;
+    const int row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+    const int columns = head_dim - chunk * kChunk;
+    Element* to = chunk_at(tile, row, chunk);
+#pragma unroll(ALIGNED ? ROWS / kRowStep : 1)
+    for (int step = 0; step < ROWS / kRowStep; ++step) {
+        const int valid = row + step * kRowStep < rows_left ? columns : 0;
+#if ALIGNED
+        copy_async_16(to, source, valid > 0);
+#else
+        for (int i = 0; i < kChunk; ++i) to[i] = i < valid ? source[i] : 0;
+#endif
+        to += kRowStep * PADDED_DIM;  // a multiple of 8 rows: the chunk stays where it is in its row
+        source += kRowStep * row_stride;
+    }
+    copy_async_commit();
+}
+
+__device__ __forceinline__ const Element* thread_chunk(const Element* source, long long row_stride) {
+    return source + threadIdx.x / kChunks * row_stride + threadIdx.x % kChunks * kChunk;
+}
+
+// ldmatrix reads four 8x8 matrices, 16 rows by two chunks; this lane's row and chunk of them as an element offset
+// into a tile. The matrices go down the rows first, or along the chunks: so each product finds both registers of its
+// B operand side by side, and the four of its A operand in order.
+template <int WIDTH = PADDED_DIM>
+__device__ __forceinline__ int rows_first_offset(int lane) {
+    return lane % 16 * WIDTH + (lane / 16 ^ lane % 8) * kChunk;
+}
+
+template <int WIDTH = PADDED_DIM>
+__device__ __forceinline__ int chunks_first_offset(int lane) {
+    return (lane / 16 * 8 + lane % 8) * WIDTH + (lane / 8 % 2 ^ lane % 8) * kChunk;
+}
+
+// The same offset for the two chunks from `chunk` (even) on: moving by whole chunks is a xor below 8, an addition
+// above.
+__device__ __forceinline__ int at_chunk(int offset, int chunk) {
+    return (offset ^ ((chunk & 6) * kChunk)) + (chunk & 8) * kChunk;
+}
+
+// product = a b^T for 16 * M_TILES rows of one tile and 8 * N_TILES of another, PADDED_DIM wide, UNROLL steps of two
+// chunks at a time. `a_offset` is the lane's rows_first_offset, `b_offset` its chunks_first_offset.
+template <int UNROLL, int M_TILES, int N_TILES>
+__device__ __forceinline__ void multiply_transposed(float (&product)[M_TILES][N_TILES][4], const Element* a_tile,
+                                                    const Element* b_tile, int a_offset, int b_offset) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int n = 0; n < N_TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) product[m][n][i] = 0.0f;
+#pragma unroll(UNROLL)
+    for (int chunk = 0; chunk < kChunks; chunk += 2) {
+        unsigned a[M_TILES][4];
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+            load_matrix_x4(a[m], a_tile + m * 16 * PADDED_DIM + at_chunk(a_offset, chunk));
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            unsigned b[4];
+            load_matrix_x4(b, b_tile + n * 8 * PADDED_DIM + at_chunk(b_offset, chunk));
+#pragma unroll
+            for (int m = 0; m < M_TILES; ++m) {
+                multiply(product[m][n], a[m], b[0], b[1]);
+                multiply(product[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
