@@ -16,6 +16,7 @@
 // Per pair: permutes 1 + 1 + 8/16, bit test 1, step 1, left half 1, other logic 7/16: 6 operations of the integer pipe
 // and one 4-byte read of shared memory, whatever the density. README.md has the count against the memory time.
 #include "permute.cuh"
+#include "predicate.cuh"
 #include "skinny_tile.cuh"
 
 namespace {
@@ -42,23 +43,22 @@ constexpr unsigned SECOND_TABLE_HIGH = table(LOW, LOW, ZERO, ZERO);
 
 // Where a lane is in its column of the lines.
 struct Reader {
-    const unsigned char* next;
-    unsigned word;
-    unsigned left;  // in the upper half; zero below
+    SharedAddress next;  // of the next word
+    unsigned left;       // the last word's upper half; zero below
 };
 
-__device__ __forceinline__ unsigned decode_pair(Reader& reader, bool read, unsigned selector) {
-    if (read) {
-        reader.word = *reinterpret_cast<const unsigned*>(reader.next);
-        reader.next += LINE;
-    }
-    const unsigned pair = permute(reader.left, reader.word, selector);
-    if (read) reader.left = reader.word & 0xffff0000u;
-    return pair;
-}
+// Kept in registers: literals would be moved into one before each use. The compiler must not know their values, so
+// they are made with the 1 that gridDim.z is.
+struct Constants {
+    unsigned first;
+    unsigned second_low;
+    unsigned second_high;
+    unsigned one;
+};
 
 // The A fragments of two steps of k: 16 pairs, whose bits are `parity`; `before` are the bits before them.
-__device__ __forceinline__ void decode(Fragments& a, Reader& reader, unsigned before, unsigned parity) {
+__device__ __forceinline__ void decode(Fragments& a, Reader& reader, unsigned before, unsigned parity,
+                                       const Constants& constants) {
     const unsigned shifted = __funnelshift_l(before, parity, 1);  // bit i: parity before element i
     const unsigned after = parity >> 1;
     const unsigned reads = (~shifted & parity) | (~parity & after);  // bits 2 * pair
@@ -68,29 +68,33 @@ __device__ __forceinline__ void decode(Fragments& a, Reader& reader, unsigned be
     for (int step = 0; step < 2; ++step) {
         const unsigned even = even_codes >> 16 * step;
         const unsigned odd = odd_codes >> 16 * step;
-        const unsigned first[2] = {permute(FIRST_TABLE, FIRST_TABLE, even), permute(FIRST_TABLE, FIRST_TABLE, odd)};
-        const unsigned second[2] = {permute(SECOND_TABLE_LOW, SECOND_TABLE_HIGH, even),
-                                    permute(SECOND_TABLE_LOW, SECOND_TABLE_HIGH, odd)};
+        const unsigned first[2] = {permute(constants.first, constants.first, even),
+                                   permute(constants.first, constants.first, odd)};
+        const unsigned second[2] = {permute(constants.second_low, constants.second_high, even),
+                                    permute(constants.second_low, constants.second_high, odd)};
 #pragma unroll
         for (int pair = 0; pair < PAIRS / 2; ++pair) {
             const unsigned selector = permute(first[pair % 2], second[pair % 2], pair / 2 | (4 + pair / 2) << 4);
-            const bool read = reads >> (step * PAIRS + pair * 2) & 1;
-            a[step][pair / 4][pair % 4] = decode_pair(reader, read, selector);
+            const unsigned bit = 1u << (step * PAIRS + pair * 2);
+            const unsigned word = load_next_if(reads, bit, reader.next, constants.one);
+            a[step][pair / 4][pair % 4] = permute(reader.left, word, selector);
+            and_if(reads, bit, reader.left, word, 0xffff0000u);
         }
     }
 }
 
 // One warp's 32 x 256 of W, in shared memory at `lines`, times the segment of X.
-__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* lines, unsigned char* x) {
+__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* lines, unsigned char* x,
+                                         const Constants& constants) {
     const int lane = threadIdx.x % 32;
     const unsigned char* const column = lines + lane * 4;
-    Reader reader = {column + MASK_LINES * LINE, 0, 0};
+    Reader reader = {shared_address(column + MASK_LINES * LINE), 0};
     unsigned before = 0;
 #pragma unroll UNROLL
     for (int line = 0; line < MASK_LINES; ++line) {
         const unsigned parity = *reinterpret_cast<const unsigned*>(column + line * LINE);
         Fragments a;
-        decode(a, reader, before, parity);
+        decode(a, reader, before, parity, constants);
         before = parity;
 #pragma unroll
         for (int j = 0; j < X_CHUNKS; ++j) {
@@ -149,6 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
         copy_async_commit();
     };
 
+    const unsigned one = gridDim.z;
+    const Constants constants = {FIRST_TABLE * one, SECOND_TABLE_LOW * one, SECOND_TABLE_HIGH * one, one};
     Accumulators sum = {};
     for (int i = 0; i < STAGES - 1; ++i) fetch(range.begin + i);
     for (int segment = range.begin; segment < range.end; ++segment) {
@@ -156,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
         __syncthreads();  // the segment is there for all, and all are done with the one before it
         fetch(segment + STAGES - 1);
         const int stage = (segment - range.begin) % STAGES;
-        if (active) multiply(sum, w_stages + stage * w_bytes, x_stages + stage * X_BYTES);
+        if (active) multiply(sum, w_stages + stage * w_bytes, x_stages + stage * X_BYTES, constants);
     }
     write_share(out, sum, m, n, m_begin, n_begin);
 }
