@@ -45,10 +45,10 @@ def _spmm_kernel(tile_n: int, min_blocks_per_sm: int, max_registers: int) -> Ker
 
 
 SPMM = {
-    8: _spmm_kernel(8, min_blocks_per_sm=2, max_registers=128),
-    16: _spmm_kernel(16, min_blocks_per_sm=2, max_registers=128),
-    32: _spmm_kernel(32, min_blocks_per_sm=1, max_registers=168),
-    64: _spmm_kernel(64, min_blocks_per_sm=1, max_registers=255),
+    8: _spmm_kernel(8, min_blocks_per_sm=2, max_registers=96),
+    16: _spmm_kernel(16, min_blocks_per_sm=2, max_registers=96),
+    32: _spmm_kernel(32, min_blocks_per_sm=1, max_registers=128),
+    64: _spmm_kernel(64, min_blocks_per_sm=1, max_registers=168),
 }
 
 
@@ -69,7 +69,7 @@ class Plan:
     split_k: int
     stage_lines: int
 
-    @property
+    @functools.cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """What is launched, in order."""
         kernel = SPMM[self.tile_n]
@@ -78,9 +78,7 @@ class Plan:
 
 
 @functools.cache
-def choose_plan(
-    m: int, n: int, k: int, nbytes: int, densest: int, device: Device, split_k: int | None = None
-) -> Plan:
+def choose_plan(m: int, n: int, k: int, nbytes: int, densest: int, device: Device, split_k: int | None = None) -> Plan:
     """The plan for Y[m, n] = W[m, k] X[k, n] with a W of `nbytes` and `densest` lines in its longest block.
 
     The narrowest tile that holds n, or the widest, of those whose stages fit in shared memory. `split_k` overrides
@@ -90,19 +88,19 @@ def choose_plan(
     fitting = [width for width in SPMM if _shared_bytes(width, densest) <= device.shared_bytes_per_block]
     if not fitting:
         raise ValueError(
-            f"a block of W has {densest} lines; {_STAGES} stages of them take {_shared_bytes(min(SPMM), densest)} bytes "
-            f"of shared memory, and a block here has {device.shared_bytes_per_block}"
+            f"a block of W has {densest} lines; {_STAGES} stages of them take {_shared_bytes(min(SPMM), densest)} "
+            f"bytes of shared memory, and a block here has {device.shared_bytes_per_block}"
         )
     tile_n = next((width for width in fitting if width >= n), max(fitting))
     limit = min(block_grid(m, k)[1], _MAX_GRID_Y)
     if split_k is None:
-        split_k = _choose_split_k(m, n, k, tile_n, nbytes, _slots(tile_n, densest, device), limit)
+        split_k = _choose_split_k(m, n, k, tile_n, nbytes, resident_blocks(tile_n, densest, device), limit)
     if not 1 <= split_k <= limit:
         raise ValueError(f"split_k={split_k} must be 1 to {limit} for k={k}: every part takes at least one segment")
     return Plan(tile_n, split_k, densest)
 
 
-def _slots(tile_n: int, densest: int, device: Device) -> int:
+def resident_blocks(tile_n: int, densest: int, device: Device) -> int:
     """Blocks that are resident at once, by shared memory and registers."""
     by_shared = device.shared_bytes_per_sm // (_shared_bytes(tile_n, densest) + 1024)
     by_registers = 65536 // (SPMM[tile_n].max_registers * _THREADS)

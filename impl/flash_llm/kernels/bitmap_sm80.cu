@@ -9,12 +9,14 @@
 // apart, so always in its own bank). Non-zeros number 0, 2, 4... of a lane take the next word; the odd ones take what
 // is left of the last word. Bits are running parities, so a pair of elements and the one before it are a code of three
 // adjacent bits that tells all: which of the two are zero, which are odd, and whether a word must be read.
-//  * Byte permutes with constant tables turn eight codes into eight selectors (6 operations), and one more permute per
-//    pair picks two halves out of {zero, left half, new word}. No count, no shift, no branch.
+//  * Byte permutes with constant tables turn four codes at once into selectors, and one more permute per pair picks
+//    two halves out of {zero, left half, new word}. No count, no shift by a variable, no branch.
 //  * Whether to read is three-input logic on a whole word of bits (16 pairs); then a bit test per pair predicates
-//    the read, the step to the next word and the new left half.
-// Per pair: permutes 1 + 1 + 8/16, bit test 1, step 1, left half 1, other logic 7/16: 6 operations of the integer pipe
-// and one 4-byte read of shared memory, whatever the density. README.md has the count against the memory time.
+//    the read, the step to the next word and the new left half. The step is a multiply-add, for its pipe is free.
+// Per pair: permutes 1 + 1 + 8/16, bit test 1, left half 1, other 9/16: 5 operations of the integer pipe and a 4-byte
+// read of shared memory, whatever the density. ../README.md has the count against the memory time, and what else was
+// weighed. Shared memory: STAGES * (512 * TILE_N + 4 * 128 * stage_lines) bytes. Macros: TILE_N, STAGES (2 or more),
+// UNROLL (words of bits decoded at once: 1, 2, 4, 8), MIN_BLOCKS_PER_SM.
 #include "permute.cuh"
 #include "predicate.cuh"
 #include "skinny_tile.cuh"
