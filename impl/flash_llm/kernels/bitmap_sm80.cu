@@ -1,9 +1,9 @@
 // Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../bitmap.py), fp16 in and out, fp32 accumulators. W is
 // decoded in registers, straight to the A fragments. Written for sm_80: cp.async, ldmatrix, mma.m16n8k16.
 //
-// A block of 4 warps owns 128 rows x TILE_N columns of Y and walks along k in segments of 256; blockIdx.y picks its
-// share of the segments when k is split. STAGES segments are in flight by cp.async: X's 256 x TILE_N for the block, and
-// for each warp its own 32 x 256 of W, `stage_lines` lines of 128 bytes at most. One barrier per segment.
+// A block of WARPS warps owns 32 rows of Y for each, x TILE_N columns, and walks along k in segments of 256; blockIdx.y
+// picks its share of the segments when k is split. STAGES segments are in flight by cp.async: X's 256 x TILE_N for the
+// block, and for each warp its own 32 x 256 of W, `stage_lines` lines of 128 bytes at most. One barrier per segment.
 //
 // A lane walks down its own column of the lines, in which the words that are not zero follow its bits (LINE bytes
 // apart, so always in its own bank). Non-zeros number 0, 2, 4... of a lane take the next word; the odd ones take what
@@ -15,8 +15,8 @@
 //    the read, the step to the next word and the new left half. The step is a multiply-add, for its pipe is free.
 // Per pair: permutes 1 + 1 + 8/16, bit test 1, left half 1, other 9/16: 5 operations of the integer pipe and a 4-byte
 // read of shared memory, whatever the density. ../README.md has the count against the memory time, and what else was
-// weighed. Shared memory: STAGES * (512 * TILE_N + 4 * 128 * stage_lines) bytes. Macros: TILE_N, STAGES (2 or more),
-// UNROLL (words of bits decoded at once: 1, 2, 4, 8), MIN_BLOCKS_PER_SM.
+// weighed. Shared memory: STAGES * (512 * TILE_N + WARPS * 128 * stage_lines) bytes. Macros: TILE_N, WARPS, STAGES (2
+// or more), UNROLL (words of bits decoded at once: 1, 2, 4, 8), MIN_BLOCKS_PER_SM.
 #include "permute.cuh"
 #include "predicate.cuh"
 #include "skinny_tile.cuh"

@@ -1,16 +1,16 @@
-// What the kernels of a sparse W times a skinny X share: a block of 4 warps owns 128 rows x TILE_N columns of Y, a warp
-// 32 of the rows; X's tile in shared memory, and the way Y or its partial sums are written.
+// What the kernels of a sparse W times a skinny X share: a block of WARPS warps owns 32 rows of Y for each of them, and
+// TILE_N columns; X's tile in shared memory, and the way Y or its partial sums are written. WARPS, TILE_N: macros.
 #pragma once
 #include "copy_async.cuh"
 #include "mma_sm80.cuh"
 
 namespace {
 
-constexpr int THREADS = 128;
-constexpr int TILE_ROWS = 128;
+constexpr int THREADS = WARPS * 32;
+constexpr int WARP_ROWS = 32;
+constexpr int TILE_ROWS = WARPS * WARP_ROWS;
 constexpr int CHUNK = 8;  // halves of 16 bytes: what ldmatrix and cp.async move, and the swizzles permute
 constexpr int X_CHUNKS = TILE_N / CHUNK;
-constexpr int WARP_ROWS = TILE_ROWS / (THREADS / 32);
 constexpr int ROW_FRAGMENTS = WARP_ROWS / 16;
 
 using Accumulators = float[ROW_FRAGMENTS][X_CHUNKS][4];

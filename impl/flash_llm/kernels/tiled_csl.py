@@ -26,7 +26,7 @@ def _spmm_kernel(tile_n: int, min_blocks_per_sm: int, max_registers: int) -> Ker
         file=_FOLDER / "tiled_csl_sm80.cu",
         entry="tiled_csl_spmm",
         arch="sm_80",
-        macros=(("TILE_N", tile_n), ("MIN_BLOCKS_PER_SM", min_blocks_per_sm)),
+        macros=(("WARPS", 4), ("TILE_N", tile_n), ("MIN_BLOCKS_PER_SM", min_blocks_per_sm)),
         threads=128,
         dynamic_shared_bytes=2 * 2 * TILE_COLS * (TILE_ROWS + tile_n),  # two stages of two bytes
         max_registers=max_registers,
