@@ -111,9 +111,9 @@ def block_grid(m: int, k: int) -> tuple[int, int]:
 def expand_blocks(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
     """Blocks `first` to `last` (excluded), as [blocks, 32, 256] float16 with zeros where nothing is stored."""
     stored = _stored(lines, offsets, first, last)
-    halves = lines.view(torch.float16).view(-1)
-    position = _positions(stored, offsets[first:last].long()).clamp_(max=len(halves) - 1)
-    lanes = torch.where(stored, halves[position], 0)
+    element, half = _places(stored, offsets[first:last].long())
+    lanes = torch.zeros(stored.shape, dtype=torch.float16, device=lines.device)
+    lanes.view(-1)[element] = lines.view(torch.float16).view(-1)[half]
     blocks = lanes.view(-1, *_LANE_SPLIT).permute(0, *(axis + 1 for axis in _FROM_LANES))
     return blocks.reshape(-1, BLOCK_ROWS, BLOCK_COLS)
 
@@ -127,11 +127,16 @@ def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
     return parity ^ before
 
 
-def _positions(stored: Tensor, begin: Tensor) -> Tensor:
-    """Where each stored element lies among all halves: int64 like `stored`; blocks begin at lines `begin` [blocks]."""
-    rank = stored.cumsum(2, dtype=torch.int32) - 1
-    lane = torch.arange(LANES, device=stored.device).unsqueeze(1)
-    return ((begin.view(-1, 1, 1) + MASK_LINES + (rank >> 1)) * LANES + lane) * 2 + (rank & 1)
+def _places(stored: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of the stored elements, and where each lies among all halves: int64 [nnz] both.
+
+    stored: bool [blocks, 32 lanes, 256]; begin: int64 [blocks], the lines where the blocks begin.
+    """
+    element = stored.flatten().nonzero().squeeze(1)
+    rank = stored.cumsum(2, dtype=torch.int16).flatten()[element] - 1
+    lane = element // _LANE_ELEMENTS
+    line = begin[lane // LANES] + MASK_LINES + rank // 2
+    return element, (line * LANES + lane % LANES) * 2 + rank % 2
 
 
 def _cut_into_lanes(strip: Tensor) -> Tensor:
@@ -148,16 +153,17 @@ def _encode(lanes: Tensor) -> tuple[Tensor, Tensor]:
     """Lines int32 [lines, 32], block after block, and their count per block, of elements [blocks, 32, 256]."""
     device = lanes.device
     stored = lanes != 0
-    rank = stored.cumsum(2, dtype=torch.int32)
+    count = stored.cumsum(2, dtype=torch.int32)
     bit = torch.arange(_WORD_BITS, device=device, dtype=torch.int32)
-    parity = (rank & 1).view(-1, LANES, MASK_LINES, _WORD_BITS)
+    parity = (count & 1).view(-1, LANES, MASK_LINES, _WORD_BITS)
     masks = (parity << bit).sum(3, dtype=torch.int32)
 
-    counts = MASK_LINES + (rank[:, :, -1].amax(1) + 1) // 2
+    counts = MASK_LINES + (count[:, :, -1].amax(1) + 1) // 2
     begin = counts.cumsum(0) - counts
     lines = torch.zeros(int(counts.sum()), LANES, dtype=torch.int32, device=device)
     lines[begin.unsqueeze(1) + torch.arange(MASK_LINES, device=device)] = masks.transpose(1, 2)
-    lines.view(torch.int16).view(-1)[_positions(stored, begin)[stored]] = lanes.view(torch.int16)[stored]
+    element, half = _places(stored, begin)
+    lines.view(torch.float16).view(-1)[half] = lanes.flatten()[element]
     return lines, counts
 
 
@@ -191,7 +197,7 @@ def _check_structure(matrix: Bitmap) -> None:
 
 
 def _check_blocks(matrix: Bitmap, first: int, last: int) -> None:
-    """Every block is as long as its longest lane, what is stored lies in the matrix, and the rest is zero."""
+    """Every block is as long as its longest lane, and what is stored lies in the matrix."""
     stored = _stored(matrix.lines, matrix.offsets, first, last)
     longest = (stored.sum(2, dtype=torch.int32).amax(1) + 1) // 2
     if (MASK_LINES + longest != matrix.offsets[first : last + 1].diff()).any():

