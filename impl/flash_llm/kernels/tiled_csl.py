@@ -26,7 +26,7 @@ def _spmm_kernel(tile_n: int, min_blocks_per_sm: int, max_registers: int) -> Ker
         file=_FOLDER / "tiled_csl_sm80.cu",
         entry="tiled_csl_spmm",
         arch="sm_80",
-        macros=(("TILE_N", tile_n), ("MIN_BLOCKS_PER_SM", min_blocks_per_sm)),
+        macros=(("WARPS", 4), ("TILE_N", tile_n), ("MIN_BLOCKS_PER_SM", min_blocks_per_sm)),
         threads=128,
         dynamic_shared_bytes=2 * 2 * TILE_COLS * (TILE_ROWS + tile_n),  # two stages of two bytes
         max_registers=max_registers,
@@ -108,12 +108,18 @@ def multiply(entries: Tensor, offsets: Tensor, x: Tensor, m: int, plan: Plan, la
     its rows may be any distance apart. Neither Y nor the partial sums [split_k, m, n] are initialised.
     """
     k, n = x.shape
-    y = torch.empty(m, n, dtype=torch.float16, device=x.device)
-    out = y if plan.split_k == 1 else torch.empty(plan.split_k, m, n, dtype=torch.float32, device=x.device)
+    shape = (m, n) if plan.split_k == 1 else (plan.split_k, m, n)
+    out = torch.empty(shape, dtype=torch.float16 if plan.split_k == 1 else torch.float32, device=x.device)
     grid = (tile_grid(m, k)[0] * -(-n // plan.tile_n), plan.split_k, 1)
     sizes = (np.int32(m), np.int32(n), np.int32(k), np.int64(x.stride(0)))
     launch(SPMM[plan.tile_n], grid, (entries, offsets, x, out, *sizes))
-    if plan.split_k > 1:
-        blocks = -(-y.numel() // REDUCE.threads)
-        launch(REDUCE, (blocks, 1, 1), (out, y, np.int64(y.numel()), np.int32(plan.split_k)))
+    return out if plan.split_k == 1 else sum_parts(out, launch)
+
+
+def sum_parts(partials: Tensor, launch: Callable[..., None]) -> Tensor:
+    """The sum [m, n] float16 of partial sums [split_k, m, n] float32, in order."""
+    split_k, m, n = partials.shape
+    y = torch.empty(m, n, dtype=torch.float16, device=partials.device)
+    blocks = -(-y.numel() // REDUCE.threads)
+    launch(REDUCE, (blocks, 1, 1), (partials, y, np.int64(y.numel()), np.int32(split_k)))
     return y

@@ -10,24 +10,15 @@
 //    that is loaded when it is scattered: slower, never wrong.
 //  * Zeroing is by plain 16-byte stores: they need no wait of their own before the scatter, as cp.async would.
 //  * Where the tile's first entry lies is read two steps ahead, so that no step waits for an address.
-#include "copy_async.cuh"
-#include "mma_sm80.cuh"
+#include "skinny_tile.cuh"
 
 namespace {
 
-constexpr int THREADS = 128;
-constexpr int TILE_ROWS = 128;
 constexpr int TILE_COLS = 64;
-constexpr int CHUNK = 8;  // halves of 16 bytes: what ldmatrix and cp.async move, and the swizzles permute
-constexpr int X_CHUNKS = TILE_N / CHUNK;
 constexpr int W_BYTES = TILE_ROWS * TILE_COLS * 2;
 constexpr int X_BYTES = TILE_COLS * TILE_N * 2;
 constexpr int HELD = 8;
-constexpr int WARP_ROWS = TILE_ROWS / (THREADS / 32);
-constexpr int ROW_FRAGMENTS = WARP_ROWS / 16;
 constexpr int K_UNROLL = TILE_N < 64 ? 2 : 1;  // with 64 columns two halves of a step in flight would spill
-
-using Accumulators = float[ROW_FRAGMENTS][X_CHUNKS][4];
 
 // The vectors of one tile's entries, and those of them that this thread holds.
 struct Entries {
@@ -68,41 +59,6 @@ __device__ __forceinline__ void zero_tile(unsigned char* w) {
     }
 }
 
-// Where chunk `chunk` of row `row` of X's tile lies: eight rows of one chunk fill all banks once.
-__device__ __forceinline__ unsigned char* x_chunk(unsigned char* tile, int row, int chunk) {
-    const int swizzled = chunk ^ ((row * X_CHUNKS / 8) & (X_CHUNKS - 1));
-    return tile + (row * X_CHUNKS + swizzled) * 16;
-}
-
-// Eight halves of which the first `count` are there and the others 0, for rows of X that are not aligned.
-__device__ __forceinline__ uint4 gather_chunk(const unsigned short* from, int count) {
-    unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const unsigned low = 2 * i < count ? from[2 * i] : 0;
-        const unsigned high = 2 * i + 1 < count ? from[2 * i + 1] : 0;
-        words[i] = low | high << 16;
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// Rows k_begin.. and columns n_begin.. of X, zeros outside it.
-__device__ __forceinline__ void load_x(unsigned char* tile, const unsigned short* x, long long stride, int k, int n,
-                                       int k_begin, int n_begin, bool aligned) {
-    for (int i = threadIdx.x; i < TILE_COLS * X_CHUNKS; i += THREADS) {
-        const int row = i / X_CHUNKS;
-        const int chunk = i % X_CHUNKS;
-        const int column = n_begin + chunk * CHUNK;
-        const unsigned short* from = x + (k_begin + row) * stride + column;
-        unsigned char* to = x_chunk(tile, row, chunk);
-        if (aligned) {
-            copy_async_16(to, from, k_begin + row < k && column < n);
-        } else {
-            *reinterpret_cast<uint4*>(to) = gather_chunk(from, k_begin + row < k ? n - column : 0);
-        }
-    }
-}
-
 __device__ __forceinline__ void multiply(Accumulators& sum, unsigned char* w, unsigned char* x) {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 * WARP_ROWS + lane % 16;
@@ -130,48 +86,6 @@ __device__ __forceinline__ void multiply(Accumulators& sum, unsigned char* w, un
     }
 }
 
-__device__ __forceinline__ void store(float* to, float value) {
-    *to = value;
-}
-
-__device__ __forceinline__ void store(unsigned short* to, float value) {
-    *to = static_cast<unsigned short>(pack_f16(value, 0.0f));
-}
-
-__device__ __forceinline__ void store_pair(float* to, float first, float second) {
-    *reinterpret_cast<float2*>(to) = make_float2(first, second);
-}
-
-__device__ __forceinline__ void store_pair(unsigned short* to, float first, float second) {
-    *reinterpret_cast<unsigned*>(to) = pack_f16(first, second);
-}
-
-// Writes the block's part of out [m, n], fp32 or fp16. An even n keeps every pair aligned and whole.
-template <typename Element>
-__device__ __forceinline__ void write(Element* out, const Accumulators& sum, int m, int n, int m_begin, int n_begin) {
-    const int lane = threadIdx.x % 32;
-    const int warp_row = m_begin + threadIdx.x / 32 * WARP_ROWS + lane / 4;
-#pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + i * 16 + half * 8;
-#pragma unroll
-            for (int j = 0; j < X_CHUNKS; ++j) {
-                const int column = n_begin + j * CHUNK + lane % 4 * 2;
-                if (row >= m || column >= n) continue;
-                Element* to = out + static_cast<long long>(row) * n + column;
-                if (n % 2 == 0) {
-                    store_pair(to, sum[i][j][half * 2], sum[i][j][half * 2 + 1]);
-                } else {
-                    store(to, sum[i][j][half * 2]);
-                    if (column + 1 < n) store(to + 1, sum[i][j][half * 2 + 1]);
-                }
-            }
-        }
-    }
-}
-
 }  // namespace
 
 // out: fp16 [m, n] when gridDim.y is 1, else fp32 partial sums [gridDim.y, m, n]. x has rows of `x_stride` halves.
@@ -187,12 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) tiled_c
     const int tiles_k = (k + TILE_COLS - 1) / TILE_COLS;
     const int tile_row = blockIdx.x / tiles_n;
     const int n_begin = blockIdx.x % tiles_n * TILE_N;
-    const int split = blockIdx.y;
-    const int splits = gridDim.y;
-    const int begin = split * (tiles_k / splits) + min(split, tiles_k % splits);
-    const int end = begin + tiles_k / splits + (split < tiles_k % splits ? 1 : 0);
+    const auto [begin, end] = share(tiles_k, blockIdx.y, gridDim.y);
     const int* const bounds = offsets + static_cast<long long>(tile_row) * tiles_k;
-    const bool aligned = reinterpret_cast<unsigned long long>(x) % 16 == 0 && x_stride % CHUNK == 0 && n % CHUNK == 0;
+    const bool aligned = rows_aligned(x, x_stride, n);
 
     Accumulators sum = {};
     Entries tile;
@@ -202,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) tiled_c
 
     zero_tile(w_stages);
     fetch_entries(tile, entries);
-    load_x(x_stages, x, x_stride, k, n, begin * TILE_COLS, n_begin, aligned);
+    load_x<TILE_COLS>(x_stages, x, x_stride, k, n, begin * TILE_COLS, n_begin, aligned);
     copy_async_commit();
     __syncthreads();
     scatter_entries(w_stages, tile, entries);
@@ -219,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) tiled_c
             following = bounds[min(step + 3, end)];
             fetch_entries(tile, entries);
             zero_tile(w_next);
-            load_x(x_stages + (1 - stage) * X_BYTES, x, x_stride, k, n, (step + 1) * TILE_COLS, n_begin, aligned);
+            load_x<TILE_COLS>(x_stages + (1 - stage) * X_BYTES, x, x_stride, k, n, (step + 1) * TILE_COLS, n_begin,
+                              aligned);
             copy_async_commit();
         }
         multiply(sum, w_stages + stage * W_BYTES, x_stages + stage * X_BYTES);
@@ -231,11 +143,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) tiled_c
         __syncthreads();
     }
 
-    const int m_begin = tile_row * TILE_ROWS;
-    if (splits == 1) {
-        write(static_cast<unsigned short*>(out), sum, m, n, m_begin, n_begin);
-    } else {
-        float* const partial = static_cast<float*>(out) + static_cast<long long>(split) * m * n;
-        write(partial, sum, m, n, m_begin, n_begin);
-    }
+    write_share(out, sum, m, n, tile_row * TILE_ROWS, n_begin);
 }

@@ -48,7 +48,7 @@ def multiply(request):
     from impl.cuda.launch import launch
 
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
-    return lambda w, x, split_k=None: _multiply_by(guarded(launch), w.cuda(), _to_cuda(x), split_k, sm_count).cpu()
+    return lambda w, x, split_k=None: _multiply_by(guarded(launch), w.cuda(), to_cuda(x), split_k, sm_count).cpu()
 
 
 def _multiply_by(launch, w, x, split_k, sm_count):
@@ -86,7 +86,7 @@ def guarded(launch):
     return run
 
 
-def _to_cuda(x):
+def to_cuda(x):
     """x on the GPU with the strides and the misalignment it has."""
     begin = x.data_ptr() % 16 // x.itemsize
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))

@@ -1,0 +1,48 @@
+// Predicated instructions that the compiler would otherwise turn into branches, selects or longer chains.
+#pragma once
+
+#ifdef VOLTABENCH_EMULATED
+using SharedAddress = const unsigned char*;
+#else
+using SharedAddress = unsigned;
+#endif
+
+__device__ __forceinline__ SharedAddress shared_address(const unsigned char* shared) {
+#ifdef VOLTABENCH_EMULATED
+    return shared;
+#else
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+#endif
+}
+
+// When `bits` has `bit`: the word at `next`, which then moves on by 128 bytes; else undefined. `one` is a 1 that the
+// compiler does not know: a multiply-add, unlike an addition, leaves the integer pipe free.
+__device__ __forceinline__ unsigned load_next_if(unsigned bits, unsigned bit, SharedAddress& next, unsigned one) {
+    unsigned word;
+#ifdef VOLTABENCH_EMULATED
+    word = 0xffffffffu;
+    if (bits & bit) {
+        word = *reinterpret_cast<const unsigned*>(next);
+        next += 128 * one;
+    }
+#else
+    asm volatile(
+        "{\n.reg .pred set;\n.reg .b32 both;\nand.b32 both, %2, %3;\nsetp.ne.u32 set, both, 0;\n"
+        "@set ld.shared.b32 %0, [%1];\n@set mad.lo.u32 %1, %4, 128, %1;\n}"
+        : "=r"(word), "+r"(next)
+        : "r"(bits), "r"(bit), "r"(one));
+#endif
+    return word;
+}
+
+// target = x & y when `bits` has `bit`.
+__device__ __forceinline__ void and_if(unsigned bits, unsigned bit, unsigned& target, unsigned x, unsigned y) {
+#ifdef VOLTABENCH_EMULATED
+    if (bits & bit) target = x & y;
+#else
+    asm("{\n.reg .pred set;\n.reg .b32 both;\nand.b32 both, %1, %2;\nsetp.ne.u32 set, both, 0;\n"
+        "@set and.b32 %0, %3, %4;\n}"
+        : "+r"(target)
+        : "r"(bits), "r"(bit), "r"(x), "r"(y));
+#endif
+}
