@@ -50,7 +50,15 @@ def test_every_contender_the_project_promises_is_there():
             *("unfused_fp16", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "xformers", "flash_attn"),
             *("flash_attn_3", "flash_attn_4", "flex_attention", "copy", "naive", "spark_attention"),
         },
-        "spmm": {"cublas", "cusparse_csr", "semi_structured", "copy", "naive", "flash_llm_tiled_csl"},
+        "spmm": {
+            "cublas",
+            "cusparse_csr",
+            "semi_structured",
+            "copy",
+            "naive",
+            "flash_llm_tiled_csl",
+            "flash_llm_bitmap",
+        },
         "block_sparse_attention": {
             *("flex_attention", "sdpa_masked", "sdpa_dense_cudnn", "sdpa_dense_flash", "sat_block_sparse"),
             *("copy", "naive"),

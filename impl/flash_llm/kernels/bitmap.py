@@ -60,6 +60,14 @@ class Device:
     shared_bytes_per_sm: int
     shared_bytes_per_block: int
 
+    @classmethod
+    def of(cls, x: Tensor) -> Device:
+        """The GPU that `x` is on; on a CPU one SM of an A100, which is what the sm_80 source is emulated as."""
+        if not x.is_cuda:
+            return cls(1, 167936, 166912)
+        gpu = torch.cuda.get_device_properties(x.device)
+        return cls(gpu.multi_processor_count, gpu.shared_memory_per_multiprocessor, gpu.shared_memory_per_block_optin)
+
 
 @dataclass(frozen=True)
 class Plan:
