@@ -78,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         staged_dout.fetch(v_rows, first_key + row, head_dim);
         staged_dout.store(v_tile + row * kChunks);
     }
+    __syncthreads();  // the loop's own is not enough where no query comes by
 
     // Key j is seen by the queries from j - causal_offset on.
     const int first_query = max(first_key - causal_offset, 0) / BLOCK_N * BLOCK_N;
@@ -101,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         const long long head_first = (static_cast<long long>(batch) * num_heads + head) * seqlen_q;
         const RowStatistics of_lane = load_statistics(lse + head_first, delta + head_first, query + lane, seqlen_q);
         float scores[kRowTiles][kKeyTiles][8] = {}, dp[kRowTiles][kKeyTiles][8] = {};
-        multiply_nt<2>(scores, warp_k_tile, q_tile, lane);
+        multiply_nt(scores, warp_k_tile, q_tile, lane);
         if (query < unmasked_query) mask_queries(scores, warp_key, query, causal_offset, lane);
-        multiply_nt<2>(dp, warp_v_tile, dout_tile, lane);
+        multiply_nt(dp, warp_v_tile, dout_tile, lane);
         Probabilities p[kRowTiles][kKeyTiles], ds[kRowTiles][kKeyTiles];
         recompute(p, ds, scores, dp, of_lane, softmax_scale, lane);
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ void compute_delta(float* delta, const uint4* warp_do
         const int own = warp_row_in_tile - row;
         if (own >= 0 && own < BLOCK_N) {
             float products[kRowTiles][kRowTiles][8] = {};
-            multiply_nt<kChunks>(products, warp_dout_tile, buffer + own * kChunks, lane);
+            multiply_nt(products, warp_dout_tile, buffer + own * kChunks, lane);
 #pragma unroll
             for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -107,9 +107,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         }
         if (key < warp_keys) {
             float scores[kRowTiles][kKeyTiles][8] = {}, dp[kRowTiles][kKeyTiles][8] = {};
-            multiply_nt<kChunks>(scores, warp_q_tile, k_tile, lane);
+            multiply_nt(scores, warp_q_tile, k_tile, lane);
             if (next > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
-            multiply_nt<kChunks>(dp, warp_dout_tile, v_tile, lane);
+            multiply_nt(dp, warp_dout_tile, v_tile, lane);
 
             Probabilities ds[kRowTiles][kKeyTiles];
 #pragma unroll

@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         Probabilities p[kRowTiles][kKeyTiles];
         if (active) {
             float scores[kRowTiles][kKeyTiles][8] = {};
-            multiply_nt<ACCUMULATE_FP16 ? 1 : kChunks>(scores, warp_q_tile, k_tile, lane);
+            multiply_nt(scores, warp_q_tile, k_tile, lane);
 
             if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
 

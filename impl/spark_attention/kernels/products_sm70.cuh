@@ -18,16 +18,15 @@ __device__ __forceinline__ void load_fragments(unsigned (&fragments)[2][2], cons
 }
 
 // scores += a b^T for the warp's rows of a and the first 16 TILES rows of b. Outputs lie as warp_row and warp_column
-// say, so lane l loads row l % 8 + 8 * (l / 16) of b. UNROLL steps of kSumChunks chunks are written out: the fewer, the
-// fewer registers.
-template <int UNROLL, int TILES>
+// say, so lane l loads row l % 8 + 8 * (l / 16) of b.
+template <int TILES>
 __device__ __forceinline__ void multiply_nt(float (&scores)[kRowTiles][TILES][8], const uint4* a_tile,
                                             const uint4* b_tile, int lane) {
     const int a_first = quad_pair_lane(lane).pair / 2 * 8 + quad_pair_lane(lane).member;
     const int b_first = lane % 8 + lane / 16 * 8;
     const uint4* a_row = a_tile + a_first * kChunks;
     const uint4* b_row = b_tile + b_first * kChunks;
-#pragma unroll UNROLL
+#pragma unroll(ACCUMULATE_FP16 ? 1 : kChunks)
     for (int first = 0; first < kChunks; first += kSumChunks) {
         PartialSums sums[kRowTiles][TILES];
 #pragma unroll
@@ -35,11 +34,11 @@ __device__ __forceinline__ void multiply_nt(float (&scores)[kRowTiles][TILES][8]
             const int a_chunk = chunk ^ a_first % 8, b_chunk = chunk ^ b_first % 8;
             unsigned a[kRowTiles][2][2];
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m) load_fragments(a[m], a_row + m * 16 * kChunks + a_chunk);
+            for (int m = 0; m < kRowTiles; ++m) load_fragments(a[m], a_row + a_chunk + m * 16 * kChunks);
 #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 unsigned b[2][2];
-                load_fragments(b, b_row + n * 16 * kChunks + b_chunk);
+                load_fragments(b, b_row + b_chunk + n * 16 * kChunks);
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
 #pragma unroll

@@ -16,8 +16,8 @@ __device__ __forceinline__ RowStatistics load_statistics(const float* lse, const
     return {lse[row] == -infinity() ? infinity() : lse[row], delta[row]};
 }
 
-// Of scores in the millions, lse is rounded by a sizeable part of 1. The difference is taken before the change to base 2
-// would round both once more, and held to what it can be, so that p is at most 1 and gradients stay finite.
+// Of scores in the millions, lse is rounded by a sizeable part of 1. The difference is taken before the change to base
+// 2 would round both once more, and held to what it can be, so that p is at most 1 and gradients stay finite.
 __device__ __forceinline__ float probability(float score, float softmax_scale, float lse) {
     return exp2_fast(fminf(fmaf(score, softmax_scale, -lse), 0.0f) * kLog2e);
 }

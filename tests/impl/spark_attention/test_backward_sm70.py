@@ -197,10 +197,10 @@ def test_same_bits_in_thirty_runs():
 @emulated
 @each_head_dim
 def test_no_races_and_the_same_bits_in_any_order(head_dim):
-    params = case(seqlen=150, head_dim=head_dim, causal=True, num_heads=2, num_heads_kv=1)
+    params = case(seqlen=130, head_dim=head_dim, causal=True, num_heads=2, num_heads_kv=1)
     inputs = dict(OP.inputs(params, "cpu"))
     first = check(params, inputs, check_races=True)
-    for seed in range(1, 4):
+    for seed in (1, 2):
         again = backward(inputs, causal=True, seed=seed)
         assert all(torch.equal(first[name], again[name]) for name in NAMES)
 
