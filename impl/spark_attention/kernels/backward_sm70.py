@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from impl.cuda.build import Kernel
 from impl.spark_attention.kernels import sm70
 from impl.spark_attention.kernels.forward import rows_aligned
-
-Grid = tuple[int, int, int]
-Arguments = Sequence[Tensor | np.generic]
-
-
-def attention_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    causal: bool,
-    softmax_scale: float,
-    launch: Callable[[Kernel, Grid, Arguments], None],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.attention_backward` by the sm_70 kernels; `launch` runs one (impl.cuda.launch or the emulator's).
-
-    float16 only. The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each
-    row of q.
-    """
-    gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    for step in backward_steps(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
-        launch(*step)
-    return gradients
+from impl.spark_attention.kernels.steps import Step, strides
 
 
 def backward_steps(
@@ -52,7 +24,7 @@ def backward_steps(
     *,
     causal: bool,
     softmax_scale: float,
-) -> list[tuple[Kernel, Grid, Arguments]]:
+) -> list[Step]:
     """What to launch, in order, to fill the contiguous dq, dk, dv; fewer steps where there are no queries or keys."""
     if dout.stride(-1) != 1:  # as the gradient of a sum, which is one number expanded
         dout = dout.contiguous()
@@ -60,15 +32,14 @@ def backward_steps(
     inputs = (dout, q, k, v, out)
     padded_dim = 64 if head_dim <= 64 else 128
     aligned = head_dim % 8 == 0 and all(map(rows_aligned, inputs))
-    strides = [np.int64(stride) for tensor in inputs for stride in tensor.stride()[:3]]
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
     sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, causal_offset)
     delta = torch.empty_like(lse)
-    arguments = [*inputs, lse, delta, dq, dk, dv, *strides, *map(np.int32, sizes), np.float32(softmax_scale)]
+    arguments = [*inputs, lse, delta, dq, dk, dv, *strides(*inputs), *map(np.int32, sizes), np.float32(softmax_scale)]
 
     tile = sm70.backward_rows(padded_dim)
     steps = [
-        (sm70.backward_kernel("dq", padded_dim, aligned), (-(-seqlen_q // tile), heads, batch), arguments),
-        (sm70.backward_kernel("dkdv", padded_dim, aligned), (-(-seqlen_k // tile), heads_kv, batch), arguments),
+        Step(sm70.backward_kernel("dq", padded_dim, aligned), (-(-seqlen_q // tile), heads, batch), arguments),
+        Step(sm70.backward_kernel("dkdv", padded_dim, aligned), (-(-seqlen_k // tile), heads_kv, batch), arguments),
     ]
-    return [step for step in steps if 0 not in step[1]]
+    return [step for step in steps if 0 not in step.grid]

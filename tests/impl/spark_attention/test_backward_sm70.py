@@ -13,9 +13,11 @@ from harness.ops import OPS
 from harness.verify import Gate
 from impl.cuda import emulator
 from impl.spark_attention import reference
-from impl.spark_attention.kernels.backward_sm70 import attention_backward, backward_steps
+from impl.spark_attention.kernels.backward import attention_backward
+from impl.spark_attention.kernels.backward_sm70 import backward_steps
 from impl.spark_attention.kernels.sm70 import BACKWARD
 from tests.impl.spark_attention.backends import emulated, gpu
+from tests.impl.spark_attention.distortions import DISTORTIONS
 
 OP = OPS["attention"]
 NAMES = ("dq", "dk", "dv")
@@ -50,7 +52,7 @@ def backward(inputs: dict[str, Tensor], causal: bool = False, **options) -> dict
     else:
         launch = functools.partial(emulator.launch, **options)
     for step in steps:
-        launch(*step)
+        launch(step.kernel, step.grid, step.arguments)
     return gradients
 
 
@@ -129,22 +131,8 @@ def test_large_activations_stay_finite(device, head_dim):
     assert (gradients["dv"].abs() <= inputs["dout"].abs().sum(2, keepdim=True) * 1.001).all()
 
 
-def _heavy_tailed(x):
-    return (x.float() ** 3).clamp(-60000, 60000).to(x.dtype)
-
-
-def _one_huge_per_row(x):
-    x = x.clone()
-    x[..., 3] = 200.0
-    return x
-
-
-def _constant_rows(x):
-    return x[..., :1].expand_as(x).contiguous()
-
-
 @everywhere
-@pytest.mark.parametrize("distort", [_heavy_tailed, _one_huge_per_row, _constant_rows])
+@pytest.mark.parametrize("distort", DISTORTIONS)
 def test_inputs_far_from_normal(device, distort):
     params = case(seqlen=130, causal=True)
     check(params, {name: distort(tensor) for name, tensor in OP.inputs(params, device).items()})
@@ -211,7 +199,8 @@ def test_tiles_meet_no_bank_conflicts(head_dim):
     inputs = dict(OP.inputs(case(seqlen=128, head_dim=head_dim), "cpu"))
     steps, _ = steps_of(forward(inputs, causal=False), causal=False)
     for step in steps:
-        wide = [c for c in emulator.count(*step) if c.bytes == 16 and c.instruction in ("ld.shared", "st.shared")]
+        counts = emulator.count(step.kernel, step.grid, step.arguments)
+        wide = [c for c in counts if c.bytes == 16 and c.instruction in ("ld.shared", "st.shared")]
         assert {c.instruction for c in wide} == {"ld.shared", "st.shared"}
         assert [c for c in wide if c.wavefronts != c.ideal_wavefronts] == []
 
@@ -220,14 +209,14 @@ def test_head_dim_and_alignment_choose_among_all_kernels():
     chosen = set()
     for head_dim in (64, 59, 128, 111):
         tensors = forward({name: torch.randn(1, 1, 1, head_dim).half() for name in ("q", "k", "v", "dout")}, False)
-        chosen |= {kernel for kernel, _, _ in steps_of(tensors, causal=False)[0]}
+        chosen |= {step.kernel for step in steps_of(tensors, causal=False)[0]}
     assert chosen == set(BACKWARD)
 
 
 @emulated
 def test_without_keys_or_queries_nothing_is_launched_for_them():
     q, k = torch.randn(1, 1, 5, 64).half(), torch.randn(1, 1, 0, 64).half()
-    options = {"causal": False, "softmax_scale": 0.125, "launch": emulator.launch}
+    options = {"causal": False, "softmax_scale": 0.125, "launch": emulator.launch, "arch": "sm_70"}
     lse = torch.full((1, 1, 5), -math.inf)
     dq, dk, dv = attention_backward(q, q, k, k, torch.zeros_like(q), lse, **options)
     assert not dq.any()
