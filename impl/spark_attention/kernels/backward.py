@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from impl.cuda.build import Kernel
-from impl.spark_attention.kernels import sm80
+from impl.spark_attention.kernels import backward_sm70, sm80
 from impl.spark_attention.kernels.forward import rows_aligned
-
-Arguments = list[Tensor | np.generic]
-Launch = Callable[[Kernel, tuple[int, int, int], Sequence[Tensor | np.generic]], None]
+from impl.spark_attention.kernels.steps import Launch, Step, strides
 
 
 def attention_backward(
@@ -29,25 +25,20 @@ def attention_backward(
     causal: bool,
     softmax_scale: float,
     launch: Launch,
+    arch: str = "sm_80",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.attention_backward` by the sm_80 kernels; `launch` runs one (impl.cuda.launch or the emulator's).
+    """`reference.attention_backward` by the kernels written for `arch`, "sm_70" or "sm_80"; `launch` runs one
+    (impl.cuda.launch or the emulator's).
 
     The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each element of q,
-    head_dim rounded up to 64 or 128.
+    head_dim rounded up to 64 or 128, by the sm_80 kernels, and 4 bytes for each row of q by the sm_70 ones, which take
+    float16 only.
     """
     gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    for step in backward_steps(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
+    steps_of = backward_sm70.backward_steps if arch == "sm_70" else backward_steps
+    for step in steps_of(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
         launch(step.kernel, step.grid, step.arguments)
     return gradients
-
-
-@dataclass(frozen=True)
-class Step:
-    """One launch."""
-
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    arguments: Arguments
 
 
 def backward_steps(
@@ -86,14 +77,14 @@ def backward_steps(
         Step(
             prepare,
             (row_tiles, 1, 1),
-            [out, dout, lse, dq, statistics, *_strides(out, dout), *map(np.int32, prepare_sizes)],
+            [out, dout, lse, dq, statistics, *strides(out, dout), *map(np.int32, prepare_sizes)],
         ),
         Step(
             backward,
             (key_tiles, 1, 1),
             [
                 *(q, k, v, dout, statistics, partial_dq, semaphores, dq, dk, dv),
-                *(*_strides(q, k, v, dout), *map(np.int32, sizes), np.float32(softmax_scale)),
+                *(*strides(q, k, v, dout), *map(np.int32, sizes), np.float32(softmax_scale)),
             ],
         ),
     ]
@@ -104,7 +95,3 @@ def backward_steps(
 def _kernels(padded_dim: int, aligned: bool, bfloat16: bool) -> tuple[Kernel, Kernel]:
     variant = (padded_dim, aligned, bfloat16)
     return sm80.backward_prepare_kernel(*variant), sm80.backward_kernel(*variant)
-
-
-def _strides(*tensors: Tensor) -> list[np.int64]:
-    return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:3]]

@@ -15,9 +15,9 @@
 // memory at head dim 64, 48 KB at 128, at most 255 registers: two blocks, 2 warps per sub-core (24 KB, 168 registers
 // and three blocks with fp16 accumulators at head dim 64).
 //
-// Shared rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8). Which key is which column of a
-// fragment is free too, and is chosen so that 8 lanes, the group that a 128-bit access serves at once, read
-// rows of K all different mod 8, and 4 rows of V at one chunk and the 4 others at another: no bank conflicts.
+// Shared rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8). The 8 lanes that a 128-bit access
+// serves at once read rows of K all different mod 8, and 4 rows of V at one chunk and the 4 others at another: no bank
+// conflicts.
 //
 // ACCUMULATE_FP16. Both products accumulate in fp16, kSumChunks chunks of the head dim or one key tile at a time, and
 // these sums are added in fp32: one fp16 sum over the head dim errs 2 to 4 times as much as fp16 matmul and softmax
@@ -26,15 +26,12 @@
 //
 // A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all rows start at
 // multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit accesses.
-#include "arguments.cuh"
-#include "fragments_sm70.cuh"
+#define WARP_ROWS 32
+#include "mask_sm70.cuh"
 #include "math.cuh"
-#include "probabilities_sm70.cuh"
-#include "staged_tile_sm70.cuh"
+#include "products_sm70.cuh"
 
 constexpr int kBlockRows = 128;
-constexpr int kDimTiles = PADDED_DIM / 32;
-constexpr int kSumChunks = 2;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -47,93 +44,6 @@ __device__ __forceinline__ void scale_rows(uint4* warp_q_tile, float factor, int
     __syncwarp();
 }
 #endif
-
-// The fragments of two products over 4 columns each, which lie in one chunk.
-struct FragmentPair {
-    unsigned half[2][2];
-    __device__ __forceinline__ explicit FragmentPair(const uint4* chunk) {
-        const uint4 words = *chunk;
-        half[0][0] = words.x, half[0][1] = words.y, half[1][0] = words.z, half[1][1] = words.w;
-    }
-};
-
-// scores = q k^T for the warp's rows and BLOCK_N keys. Column n of a quad-pair's tile is key
-// n % 4 + 4 * (pair % 2) + 8 * (n / 4) of the warp's sixteen, so lane l loads key l % 8 + 8 * (l / 16).
-__device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kKeyTiles][8], const uint4* q_tile,
-                                              const uint4* k_tile, int lane) {
-    const int query = quad_pair_lane(lane).pair / 2 * 8 + quad_pair_lane(lane).member;
-    const int key = lane % 8 + lane / 16 * 8;
-    const uint4* q_row = q_tile + query * kChunks;
-    const uint4* k_row = k_tile + key * kChunks;
-#pragma unroll(ACCUMULATE_FP16 ? 1 : kChunks)
-    for (int first = 0; first < kChunks; first += kSumChunks) {
-        PartialSums sums[kRowTiles][kKeyTiles];
-#pragma unroll
-        for (int chunk = first; chunk < first + kSumChunks; ++chunk) {
-            const int q_chunk = chunk ^ query % 8, k_chunk = chunk ^ key % 8;
-            const FragmentPair a[kRowTiles] = {FragmentPair(q_row + q_chunk),
-                                               FragmentPair(q_row + 16 * kChunks + q_chunk)};
-#pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n) {
-                const FragmentPair b(k_row + n * 16 * kChunks + k_chunk);
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int m = 0; m < kRowTiles; ++m)
-                        multiply_row_col(scores[m][n], sums[m][n], a[m].half[half], b.half[half]);
-            }
-        }
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n) add_sums(scores[m][n], sums[m][n]);
-    }
-}
-
-// output += p v for the warp's rows and BLOCK_N keys. Column n of product j in dim tile d is dim
-// 32 d + 16 * (pair % 2) + 8 * (n / 4) + 4 j + n % 4, so a lane loads both products' fragments as one chunk.
-__device__ __forceinline__ void multiply_values(float (&output)[kRowTiles][kDimTiles][2][8],
-                                                const Probabilities (&p)[kRowTiles][kKeyTiles], const uint4* v_tile,
-                                                int lane) {
-    const int side = quad_pair_lane(lane).pair % 2;
-    const int first_chunk = side * 2 + lane / 16;
-#pragma unroll
-    for (int d = 0; d < kDimTiles; ++d) {
-        PartialSums sums[kRowTiles][2];
-#pragma unroll
-        for (int step = 0; step < kKeyTiles * 4; ++step) {
-            const int n = step / 4, eight = step / 2 % 2, other = step % 2;
-            const int key = (side ^ other) * 4 + lane % 4;
-            const int chunk = d / 2 * 8 + (d % 2 * 4 ^ first_chunk ^ key);
-            const FragmentPair b(v_tile + (n * 16 + eight * 8 + key) * kChunks + chunk);
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-                for (int j = 0; j < 2; ++j)
-                    multiply_row_row(output[m][d][j], sums[m][j], p[m][n][other][eight], b.half[j]);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowTiles * 2; ++i) add_sums(output[i / 2][d][i % 2], sums[i / 2][i % 2]);
-    }
-}
-
-// Scores of keys that a row does not see become -inf; the warp's rows begin at `first_row`, the tile's keys at `key`.
-__device__ __forceinline__ void mask(float (&scores)[kRowTiles][kKeyTiles][8], int first_row, int key, int seqlen_k,
-                                     int causal_offset, int lane) {
-    const int pair = quad_pair_lane(lane).pair;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first_row + m * 16 + pair / 2 * 8 + tile_row(lane, lane_row_of(i));
-            const int column = tile_column(lane, i);
-            const int first_key = key + column % 4 + pair % 2 * 4 + column / 4 * 8;
-            const int visible = visible_keys(row, seqlen_k, causal_offset) - first_key;
-#pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n)
-                if (n * 16 >= visible) scores[m][n][i] = -infinity();
-        }
-}
 
 // Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
 struct Softmax {
@@ -181,42 +91,19 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
     return rescale;
 }
 
-// Normalises the warp's rows and writes the first `rows` of them to `out` and `lse`. The output goes through `tile`,
-// shared memory for 32 rows, to leave in whole chunks.
-__device__ __forceinline__ void finish(const float (&output)[kRowTiles][kDimTiles][2][8], const Softmax& state,
-                                       uint4* tile, Element* out, long long out_row_stride, float* lse, int rows,
-                                       int head_dim, int lane) {
-    const int pair = quad_pair_lane(lane).pair, side = pair % 2;
+// Writes the first `rows` of the warp's rows to `lse`; returns what normalises each.
+__device__ __forceinline__ void finish(float (&inverse)[kRowTiles][kLaneRows], const Softmax& state, float* lse,
+                                       int rows, int lane) {
+    const bool first_in_row = warp_column(lane, 0) == 0;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
-            const int row = m * 16 + pair / 2 * 8 + tile_row(lane, r);
+            const int row = m * 16 + warp_row(lane, r);
             const float sum = row_total(state.sum[m][r]);
-            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
-            if (side == 0 && tile_column(lane, 0) == 0 && row < rows)
-                lse[row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
-#pragma unroll
-            for (int i = 0; i < kDimTiles * 16; i += 2) {
-                if (lane_row_of(i % 8) != r) continue;
-                const int d = i / 16, j = i / 8 % 2, column = tile_column(lane, i % 8);
-                const float (&values)[8] = output[m][d][j];
-                unsigned* words = reinterpret_cast<unsigned*>(chunk_at(tile, row, d * 4 + side * 2 + column / 4));
-                words[j * 2 + column % 4 / 2] = pack_f16(values[i % 8] * inverse, values[i % 8 + 1] * inverse);
-            }
+            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
+            if (first_in_row && row < rows) lse[row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
         }
-    __syncwarp();
-    const int chunk = lane % kChunks;
-    for (int row = lane / kChunks; row < kWarpRows && row < rows; row += 32 / kChunks) {
-        const uint4* from = chunk_at(tile, row, chunk);
-        Element* to = out + row * out_row_stride + chunk * kChunk;
-#if ALIGNED
-        if (chunk * kChunk < head_dim) *reinterpret_cast<uint4*>(to) = *from;
-#else
-        for (int i = 0; i < kChunk; ++i)
-            if (chunk * kChunk + i < head_dim) to[i] = reinterpret_cast<const Element*>(from)[i];
-#endif
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS) {
@@ -242,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
     float scale_log2 = softmax_scale * kLog2e;
 
-    float output[kRowTiles][kDimTiles][2][8] = {};
+    Output output = {};
     Softmax state;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
@@ -272,9 +159,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         Probabilities p[kRowTiles][kKeyTiles];
         if (active) {
             float scores[kRowTiles][kKeyTiles][8] = {};
-            multiply_keys(scores, warp_q_tile, k_tile, lane);
+            multiply_nt(scores, warp_q_tile, k_tile, lane);
 
-            if (key + BLOCK_N > unmasked_keys) mask(scores, first_row, key, seqlen_k, causal_offset, lane);
+            if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
 
             float correction[kRowTiles][kLaneRows];
             const bool rescale = advance(state, p, correction, scores, scale_log2, warp_p_tile, lane);
@@ -291,12 +178,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
         const int next = key + BLOCK_N;
         if (next < keys) staged.fetch(k_rows, next, head_dim);
-        if (active) multiply_values(output, p, v_tile, lane);
+        if (active) multiply_nn(output, p, v_tile, lane);
         if (next < keys) staged.store(k_tile);
         __syncthreads();
     }
 
     lse += (static_cast<long long>(tile.batch) * num_heads + tile.head) * seqlen_q + first_row;
     out += tile.batch * out_batch_stride + tile.head * out_head_stride + first_row * out_row_stride;
-    finish(output, state, warp_q_tile, out, out_row_stride, lse, seqlen_q - first_row, head_dim, lane);
+    const int rows = seqlen_q - first_row;
+    float inverse[kRowTiles][kLaneRows];
+    finish(inverse, state, lse, rows, lane);
+    write_rows(output, inverse, warp_q_tile, out, out_row_stride, rows, head_dim, lane);
 }

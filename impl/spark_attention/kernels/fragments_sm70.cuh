@@ -97,6 +97,16 @@ __device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const float (
 
 #endif
 
+// Where in the warp's 16x16 tile a lane's outputs lie. Which column of b is which of a fragment is free; this order
+// lets 8 lanes, the group that a 128-bit access serves at once, read rows that all differ mod 8.
+__device__ __forceinline__ int warp_row(int lane, int lane_row) {
+    return quad_pair_lane(lane).pair / 2 * 8 + tile_row(lane, lane_row);
+}
+__device__ __forceinline__ int warp_column(int lane, int i) {
+    const int column = tile_column(lane, i);
+    return column % 4 + quad_pair_lane(lane).pair % 2 * 4 + column / 4 * 8;
+}
+
 // Over the lanes and quad-pairs that share a row of the warp's 16x16 tile.
 __device__ __forceinline__ float row_maximum(float x) {
     if (kLaneRows == 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));

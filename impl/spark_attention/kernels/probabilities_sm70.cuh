@@ -1,4 +1,4 @@
-// How the probabilities of a warp's 32 rows and BLOCK_N keys become the A operands of p v.
+// How the probabilities of a warp's rows and BLOCK_N keys become the A operands of p v.
 //
 // A lane's outputs of q k^T lie in its quad-pair's 8x8 tiles; as A operands it needs one row of its quad-pair's rows
 // whole, half of which the quad-pair of the other eight columns (lane ^ 4) holds. Two ways, bit for bit the same:
@@ -9,7 +9,7 @@
 #pragma once
 #include "fragments_sm70.cuh"
 
-constexpr int kWarpRows = 32;
+constexpr int kWarpRows = WARP_ROWS;
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kKeyTiles = BLOCK_N / 16;
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ constexpr int swizzle(int row) {
 __device__ __forceinline__ void convert(Probabilities&, uint2* warp_p_tile, int m, int n, const float (&p)[8],
                                         int lane) {
     const QuadPairLane place = quad_pair_lane(lane);
-    const int first_row = place.pair / 2 * 8 + tile_row(lane, 0);
+    const int first_row = warp_row(lane, 0);
     const int first_unit = place.pair % 2 ^ swizzle(first_row);
     uint2* first = warp_p_tile + first_row * kUnits;
 #    pragma unroll

@@ -10,6 +10,8 @@ BLOCK_M = 128
 _SHARED_BYTES_PER_SM = 96 * 1024
 # (padded head dim, fp16 accumulators): BLOCK_N, blocks per SM, registers. Fewer keys for fp16: their sums err less.
 _TILES = {(64, False): (64, 2, 255), (64, True): (32, 3, 168), (128, False): (32, 2, 255), (128, True): (32, 2, 255)}
+_BACKWARD_WARP_ROWS = {64: 32, 128: 16}  # by padded head dim
+_BACKWARD_BLOCK_N = 32
 
 
 def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool, *, p_through_shared: bool = False) -> Kernel:
@@ -47,5 +49,44 @@ def forward_kernel(padded_dim: int, aligned: bool, accumulate_fp16: bool, *, p_t
 FORWARD = tuple(
     forward_kernel(padded_dim, aligned, accumulate_fp16)
     for padded_dim, accumulate_fp16 in _TILES
+    for aligned in (True, False)
+)
+
+
+def backward_kernel(gradient: str, padded_dim: int, aligned: bool) -> Kernel:
+    """One of the two kernels of the backward for head dims up to `padded_dim` (64 or 128).
+
+    gradient: "dq", which also writes delta, in a grid of (query tiles, heads, batch); or "dkdv", which reads it, in one
+    of (key tiles, key-value heads, batch). Tiles have `backward_rows(padded_dim)` rows. aligned: as in the forward.
+    """
+    rows = backward_rows(padded_dim)
+    return Kernel(
+        name=f"spark_attention_backward_{gradient}_sm70_d{padded_dim}{'' if aligned else '_unaligned'}",
+        file=Path(__file__).with_name(f"backward_{gradient}_sm70.cu"),
+        entry=f"spark_attention_backward_{gradient}_sm70",
+        arch="sm_70",
+        macros=(
+            ("PADDED_DIM", padded_dim),
+            ("WARP_ROWS", _BACKWARD_WARP_ROWS[padded_dim]),
+            ("BLOCK_N", _BACKWARD_BLOCK_N),
+            ("ALIGNED", int(aligned)),
+            ("MIN_BLOCKS", 2),
+        ),
+        threads=128,
+        dynamic_shared_bytes=2 * (rows + _BACKWARD_BLOCK_N) * padded_dim * 2,
+        max_registers=255,
+        min_blocks_per_sm=2,
+    )
+
+
+def backward_rows(padded_dim: int) -> int:
+    """Rows of a block of the backward: queries for dq, keys for dk and dv."""
+    return 4 * _BACKWARD_WARP_ROWS[padded_dim]
+
+
+BACKWARD = tuple(
+    backward_kernel(gradient, padded_dim, aligned)
+    for gradient in ("dq", "dkdv")
+    for padded_dim in (64, 128)
     for aligned in (True, False)
 )

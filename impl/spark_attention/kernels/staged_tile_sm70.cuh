@@ -14,6 +14,11 @@ struct Rows {
     int count;
 };
 
+__device__ __forceinline__ Rows rows_of(const Element* tensor, long long batch, long long batch_stride, long long head,
+                                        long long head_stride, long long row_stride, int count) {
+    return {tensor + batch * batch_stride + head * head_stride, row_stride, count};
+}
+
 __device__ __forceinline__ uint4* chunk_at(uint4* tile, int row, int chunk) {
     return tile + row * kChunks + (chunk ^ (row & 7));
 }

@@ -1,0 +1,28 @@
+"""An op that takes more than one launch: its steps, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from impl.cuda.build import Kernel
+
+Arguments = list[Tensor | np.generic]
+Launch = Callable[[Kernel, tuple[int, int, int], Sequence[Tensor | np.generic]], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch."""
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    arguments: Arguments
+
+
+def strides(*tensors: Tensor) -> list[np.int64]:
+    """Batch, head and row stride of each tensor, in elements."""
+    return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:3]]
