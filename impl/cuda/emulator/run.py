@@ -20,11 +20,13 @@ from impl.cuda.emulator import abi
 from impl.cuda.emulator.compile import Library, compile_kernel, debugging
 from impl.cuda.emulator.symbols import source_lines
 from impl.cuda.report import LIMITS
+from impl.cuda.tensor_map import TensorMap
 
-Argument = torch.Tensor | np.int32 | np.int64 | np.float32
+Argument = torch.Tensor | TensorMap | np.int32 | np.int64 | np.float32
 
 _GUARD_BYTES = 4096
 _ALIGNMENT = 512  # of cudaMalloc
+_PARAMETER_ALIGNMENT = 64  # of a TensorMap, the widest
 
 
 class EmulatedFault(RuntimeError):
@@ -60,7 +62,7 @@ def launch(
 ) -> None:
     """Run `kernel` over `grid` blocks on the CPU; takes the place of impl.cuda.launch.launch.
 
-    `args` are the entry's parameters in order: CPU tensors and numpy scalars. `seed` orders blocks and threads.
+    `args` are the entry's parameters in order: CPU tensors, tensor maps and numpy scalars. `seed` orders blocks and threads.
     `check_races` also looks for shared bytes that two threads touch without a barrier between them, one writing.
     Raises EmulatedFault at the first fault, BuildError when g++ is missing or refuses the source, TypeError when
     `args` do not fit the entry's parameters, ValueError when a block of the kernel's architecture has less shared
@@ -143,17 +145,31 @@ class _GuardedBuffer:
 
 def _value(argument: Argument, buffers: dict[int, _GuardedBuffer]) -> ctypes.Array:
     """The argument's bytes; a tensor's are its address in the guarded copy of its storage."""
+    if isinstance(argument, TensorMap):
+        address = _guarded_address(argument.tensor, buffers)
+        words = [address, *argument.sizes, *argument.stride_bytes, argument.tile_rows]  # as in runtime/mbarriers.cpp
+        return _parameter(np.array(words, dtype=np.uint64).tobytes().ljust(128, b"\0"))
     if isinstance(argument, torch.Tensor):
-        if argument.device.type != "cpu":
-            raise TypeError(f"the emulator takes CPU tensors, not one on {argument.device}")
-        storage = argument.untyped_storage()
-        if storage.data_ptr() not in buffers:
-            buffers[storage.data_ptr()] = _GuardedBuffer(storage)
-        offset = argument.storage_offset() * argument.element_size()
-        argument = np.uint64(buffers[storage.data_ptr()].address + offset)
+        argument = np.uint64(_guarded_address(argument, buffers))
     if not isinstance(argument, np.generic):
-        raise TypeError(f"kernel arguments are tensors, numpy int32, int64 or float32, not {type(argument)}")
-    return (ctypes.c_char * argument.nbytes).from_buffer_copy(argument.tobytes())
+        raise TypeError(f"kernel arguments are tensors, tensor maps, numpy int32, int64 or float32: {type(argument)}")
+    return _parameter(argument.tobytes())
+
+
+def _guarded_address(tensor: torch.Tensor, buffers: dict[int, _GuardedBuffer]) -> int:
+    if tensor.device.type != "cpu":
+        raise TypeError(f"the emulator takes CPU tensors, not one on {tensor.device}")
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() not in buffers:
+        buffers[storage.data_ptr()] = _GuardedBuffer(storage)
+    return buffers[storage.data_ptr()].address + tensor.storage_offset() * tensor.element_size()
+
+
+def _parameter(content: bytes) -> ctypes.Array:
+    room = (ctypes.c_char * (len(content) + _PARAMETER_ALIGNMENT))()
+    value = (ctypes.c_char * len(content)).from_buffer(room, -ctypes.addressof(room) % _PARAMETER_ALIGNMENT)
+    value.raw = content
+    return value
 
 
 @functools.cache

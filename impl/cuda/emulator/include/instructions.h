@@ -1,4 +1,5 @@
-// The instructions that impl/cuda/include/*.cuh wraps, by the wrappers' names. PTX ISA, "mma", "ldmatrix", "cp.async".
+// The instructions that impl/cuda/include/*.cuh wraps, by the wrappers' names. PTX ISA, "mma", "ldmatrix", "cp.async",
+// "mbarrier", "wgmma".
 #pragma once
 
 #include "conversions.h"
@@ -71,5 +72,38 @@ __forceinline__ void copy_async_wait(int pending) { emulated_copy_async_wait(pen
 // Barriers 1 to 15, of `threads` threads in whole warps.
 __forceinline__ void named_barrier_sync(int barrier, int threads) { emulated_named_barrier(barrier, threads, true); }
 __forceinline__ void named_barrier_arrive(int barrier, int threads) { emulated_named_barrier(barrier, threads, false); }
+
+__forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+    emulated_mbarrier_init(barrier, arrivals);
+}
+__forceinline__ void mbarrier_arrive(unsigned long long* barrier, unsigned bytes) {
+    emulated_mbarrier_arrive(barrier, bytes);
+}
+__forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+    emulated_mbarrier_wait(barrier, parity);
+}
+__forceinline__ void tma_load(void* shared, const void* map, unsigned long long* barrier, int column, int row, int head,
+                              int batch) {
+    emulated_tma_load(shared, map, barrier, column, row, head, batch);
+}
+
+__forceinline__ void wgmma_fence() { emulated_wgmma_fence(); }
+__forceinline__ void wgmma_commit() { emulated_wgmma_commit(); }
+__forceinline__ void wgmma_wait(int pending) { emulated_wgmma_wait(pending); }
+
+#define EMULATED_WGMMA(type, bfloat16)                                                                             \
+    template <int REGISTERS>                                                                                       \
+    __forceinline__ void wgmma_shared_##type(float (&d)[REGISTERS], unsigned long long a, unsigned long long b,    \
+                                             bool accumulate) {                                                    \
+        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, accumulate, bfloat16);                                     \
+    }                                                                                                              \
+    template <int REGISTERS>                                                                                       \
+    __forceinline__ void wgmma_registers_##type(float (&d)[REGISTERS], const unsigned (&a)[4],                     \
+                                                unsigned long long b, bool accumulate) {                           \
+        emulated_wgmma(d, 2 * REGISTERS, a, 0, b, accumulate, bfloat16);                                           \
+    }
+EMULATED_WGMMA(f16, false)
+EMULATED_WGMMA(bf16, true)
+#undef EMULATED_WGMMA
 
 }  // namespace emulated

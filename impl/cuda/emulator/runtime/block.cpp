@@ -59,7 +59,10 @@ void Block::run(uint3 block_index) {
     index = block_index;
     live = threads.size();
     random = launch.seed + 0x10001 * (index.x + launch.grid[0] * (index.y + launch.grid[1] * index.z));
-    for (Warp& warp : warps) warp.arrived = warp.present = 0;
+    for (Warp& warp : warps) {
+        warp.arrived = warp.present = 0;
+        warp.wgmmas = {};
+    }
     for (Thread& thread : threads) {
         thread.stack_pointer = prepare_stack(stack_top(stacks_.low(thread.id), thread.id), fiber_main);
         thread.exited = false;
@@ -68,6 +71,7 @@ void Block::run(uint3 block_index) {
         thread.accesses.clear();
     }
     for (NamedBarrier& barrier : barriers) barrier = {};
+    mbarriers.clear();
     at_barrier_ = predicates = 0;
     ready_.clear();
     memory.start_block();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "../include/vector_types.h"
@@ -13,8 +14,10 @@
 #include "counters.h"
 #include "fiber.h"
 #include "launch.h"
+#include "mbarriers.h"
 #include "memory.h"
 #include "races.h"
+#include "wgmma.h"
 
 struct Block;
 struct Collective;
@@ -34,6 +37,7 @@ struct Warp {
     unsigned present;      // those that have not exited
     unsigned arrived = 0;  // lanes waiting at a collective
     Collective* waiting[32] = {};
+    WgmmaQueue wgmmas;
 };
 
 struct Thread {
@@ -72,6 +76,7 @@ struct Block {
     Counters counters;
     Races races;
     NamedBarrier barriers[16];
+    std::map<std::uintptr_t, Mbarrier> mbarriers;  // by address
     int predicates;           // how many of those at the barrier hold
     int released_predicates;  // the same at the last barrier
     std::uint64_t random;

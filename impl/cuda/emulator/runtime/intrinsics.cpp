@@ -35,16 +35,8 @@ int emulated_block_count(bool predicate, const char* file, int line) {
 void emulated_trap(const char* why) { fail(CALLER, "%s", why); }
 
 void emulated_warp_barrier(unsigned mask) {
-    const auto order_memory = [](Collective* const*, unsigned lanes) {
-        const Warp& warp = *current_thread()->warp;
-        Races& races = current_thread()->block->races;
-        Clock clock;
-        for (int lane = 0; lane < warp.size; ++lane)
-            if (lanes >> lane & 1) races.release(warp.threads[lane].id, clock);
-        for (int lane = 0; lane < warp.size; ++lane)
-            if (lanes >> lane & 1) races.acquire(warp.threads[lane].id, clock);
-    };
-    Collective barrier{"__syncwarp", mask, CALLER, order_memory};
+    const auto order = [](Collective* const*, unsigned lanes) { order_memory(*current_thread()->warp, lanes); };
+    Collective barrier{"__syncwarp", mask, CALLER, order};
     meet(barrier);
 }
 

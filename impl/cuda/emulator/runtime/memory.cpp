@@ -90,15 +90,20 @@ Space Memory::locate(std::uintptr_t address, unsigned bytes, Action action, cons
     out_of_bounds(address, bytes, action, code);
 }
 
-Space Memory::access(std::uintptr_t address, unsigned bytes, Action action, const void* code, const char* instruction) {
+Space Memory::check(std::uintptr_t address, unsigned bytes, Action action, const void* code) {
     const Space space = locate(address, bytes, action, code);
+    if (space != Space::kShared) return space;
+    Thread& self = *current_thread();
+    check_state(address, bytes, action, code);
+    self.block->races.access(self.id, address - window_, bytes, action != Action::kRead, action == Action::kAtomic,
+                             code);
+    return space;
+}
+
+Space Memory::access(std::uintptr_t address, unsigned bytes, Action action, const void* code, const char* instruction) {
+    const Space space = check(address, bytes, action, code);
     if (space != Space::kShared && space != Space::kGlobal) return space;
     Thread& self = *current_thread();
-    if (space == Space::kShared) {
-        check_state(address, bytes, action, code);
-        self.block->races.access(self.id, address - window_, bytes, action != Action::kRead, action == Action::kAtomic,
-                                 code);
-    }
     static const char* const kNames[2][2] = {{"ld.global", "st.global"}, {"ld.shared", "st.shared"}};
     if (!instruction) instruction = kNames[space == Space::kShared][action == Action::kWrite];
     self.block->counters.log(self, {code, instruction, address, static_cast<std::uint8_t>(bytes), space});
@@ -109,7 +114,7 @@ void Memory::check_state(std::uintptr_t address, unsigned bytes, Action action, 
     std::uint8_t* state = &states_[address - window_];
     for (unsigned i = 0; i < bytes; ++i) {
         if (state[i] == kInFlight)
-            fail(code, "%s of %u bytes at shared byte %zu, where a cp.async has not been waited for", name(action),
+            fail(code, "%s of %u bytes at shared byte %zu, where an asynchronous copy has not been waited for", name(action),
                  bytes, static_cast<std::size_t>(address - window_ + i));
         if (action != Action::kWrite && state[i] == kNeverWritten)
             fail(code, "%s of %u bytes at shared byte %zu, which was never written", name(action), bytes,
@@ -123,11 +128,14 @@ void Memory::mark_in_flight(const char* shared, unsigned bytes) {
     std::memset(&states_[reinterpret_cast<std::uintptr_t>(shared) - window_], kInFlight, bytes);
 }
 
+void Memory::mark_arrived(const char* shared, unsigned bytes) {
+    std::memset(&states_[reinterpret_cast<std::uintptr_t>(shared) - window_], kWritten, bytes);
+}
+
 void Memory::mark_arrived(const char* shared, unsigned bytes, const void* code) {
-    const std::size_t offset = reinterpret_cast<std::uintptr_t>(shared) - window_;
-    std::memset(&states_[offset], kWritten, bytes);
+    mark_arrived(shared, bytes);
     Thread& self = *current_thread();
-    self.block->races.access(self.id, offset, bytes, true, false, code);
+    self.block->races.access(self.id, reinterpret_cast<std::uintptr_t>(shared) - window_, bytes, true, false, code);
 }
 
 void Memory::out_of_bounds(std::uintptr_t address, unsigned bytes, Action action, const void* code) const {

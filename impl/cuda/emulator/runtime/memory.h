@@ -22,8 +22,13 @@ public:
     Space access(std::uintptr_t address, unsigned bytes, Action action, const void* code,
                  const char* instruction = nullptr);
 
+    // The same without counting.
+    Space check(std::uintptr_t address, unsigned bytes, Action action, const void* code);
+
     // A copy to shared memory has been issued, or has arrived: its bytes are undefined in between.
     void mark_in_flight(const char* shared, unsigned bytes);
+    void mark_arrived(const char* shared, unsigned bytes);
+    // The same for a copy that its thread has waited for: only then does it order what comes after.
     void mark_arrived(const char* shared, unsigned bytes, const void* code);
 
     std::uintptr_t window() const { return window_; }

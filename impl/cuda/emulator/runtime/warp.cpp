@@ -44,6 +44,15 @@ void meet(Collective& collective) {
         self->block->wait(collective.name, collective.code);
 }
 
+void order_memory(Warp& warp, unsigned lanes) {
+    Races& races = warp.threads->block->races;
+    Clock clock;
+    for (int lane = 0; lane < warp.size; ++lane)
+        if (lanes >> lane & 1) races.release(warp.threads[lane].id, clock);
+    for (int lane = 0; lane < warp.size; ++lane)
+        if (lanes >> lane & 1) races.acquire(warp.threads[lane].id, clock);
+}
+
 void leave_warp(Thread& thread) {
     Warp& warp = *thread.warp;
     warp.present &= ~(1u << thread.lane);

@@ -18,5 +18,8 @@ struct Collective {
 // Returns in each lane once the collective has been executed for all of them.
 void meet(Collective& collective);
 
+// What these lanes have done so far happens before what any of them does next.
+void order_memory(Warp& warp, unsigned lanes);
+
 // The exited thread's lane is no longer waited for.
 void leave_warp(Thread& thread);

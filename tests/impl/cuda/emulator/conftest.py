@@ -10,6 +10,7 @@ import torch
 
 from impl.cuda import emulator
 from impl.cuda.build import Kernel
+from impl.cuda.tensor_map import TensorMap
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -50,10 +51,16 @@ def launch(request: pytest.FixtureRequest) -> Callable[..., None]:
     from impl.cuda.launch import launch
 
     def run(kernel: Kernel, grid: tuple[int, int, int], args: Sequence) -> None:
-        moved = [arg.cuda() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        moved = [_to_gpu(arg) for arg in args]
         launch(kernel, grid, moved)
         for arg, there in zip(args, moved, strict=True):
             if isinstance(arg, torch.Tensor):
                 arg.copy_(there)
 
     return run
+
+
+def _to_gpu(argument):
+    if isinstance(argument, TensorMap):
+        return TensorMap(argument.tensor.cuda(), argument.tile_rows)
+    return argument.cuda() if isinstance(argument, torch.Tensor) else argument

@@ -1,0 +1,123 @@
+// A tile arrives as late as hardware may deliver it: once its phase lacks nothing but bytes.
+#include "mbarriers.h"
+
+#include <cstring>
+
+#include "../include/runtime_calls.h"
+#include "block.h"
+
+#define CALLER __builtin_return_address(0)
+
+namespace {
+
+// Places of a TensorMap's words, as emulator/run.py fills them: address, four extents and three strides in bytes from
+// the innermost axis on, rows of a tile.
+enum { kMapAddress, kMapSizes, kMapStrides = 5, kMapTileRows = 8 };
+constexpr int kRowBytes = 128, kElementBytes = 2, kChunkBytes = 16;
+
+// Chunks of 16 bytes trade places in groups of eight rows of 128 bytes.
+std::uintptr_t swizzled(std::uintptr_t shared_address) { return shared_address ^ (shared_address >> 3 & 0x70); }
+
+void check_barrier(unsigned long long* barrier, Action action, const void* code) {
+    const auto address = reinterpret_cast<std::uintptr_t>(barrier);
+    if (address % 8 != 0) fail(code, "an mbarrier must lie at a multiple of 8 bytes");
+    if (current_thread()->block->memory.access(address, 8, action, code, "mbarrier") != Space::kShared)
+        fail(code, "an mbarrier must lie in shared memory");
+}
+
+Mbarrier& barrier_at(unsigned long long* barrier, const void* code) {
+    auto& mbarriers = current_thread()->block->mbarriers;
+    const auto found = mbarriers.find(reinterpret_cast<std::uintptr_t>(barrier));
+    if (found == mbarriers.end()) fail(code, "this mbarrier has not been initialised");
+    check_barrier(barrier, Action::kAtomic, code);
+    return found->second;
+}
+
+}  // namespace
+
+void Mbarrier::arrive(std::uint32_t bytes, const void* code) {
+    Thread* self = current_thread();
+    if (pending_ == 0) fail(code, "more arrivals at an mbarrier than its phase has; its copies are not complete");
+    self->block->races.release(self->id, clock_);
+    expected_bytes_ += bytes;
+    --pending_;
+    complete_if_due();
+}
+
+void Mbarrier::copy(PendingTile tile, const void*) {
+    Thread* self = current_thread();
+    self->block->memory.mark_in_flight(tile.shared, tile.bytes.size());
+    self->block->races.release(self->id, clock_);
+    tiles_.push_back(std::move(tile));
+    complete_if_due();
+}
+
+void Mbarrier::wait(unsigned parity, const void* code) {
+    Thread* self = current_thread();
+    while ((phase_ & 1) == parity) {
+        waiting_.push_back(self);
+        self->block->wait("an mbarrier", code);
+    }
+    self->block->races.acquire(self->id, completed_clock_);
+}
+
+void Mbarrier::complete_if_due() {
+    if (pending_ > 0) return;
+    Block& block = *current_thread()->block;
+    for (const PendingTile& tile : tiles_) {
+        const std::uintptr_t window = block.memory.window();
+        const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(tile.shared) - window;
+        for (std::size_t byte = 0; byte < tile.bytes.size(); byte += kChunkBytes)
+            std::memcpy(reinterpret_cast<char*>(window + swizzled(first + byte)), &tile.bytes[byte], kChunkBytes);
+        block.memory.mark_arrived(tile.shared, tile.bytes.size());
+        expected_bytes_ -= tile.bytes.size();
+    }
+    tiles_.clear();
+    if (expected_bytes_ != 0) return;
+    ++phase_;
+    pending_ = expected_;
+    completed_clock_ = clock_;
+    for (Thread* thread : waiting_) block.make_ready(thread);
+    waiting_.clear();
+}
+
+extern "C" void emulated_mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+    check_barrier(barrier, Action::kWrite, CALLER);
+    *barrier = 0;
+    current_thread()->block->mbarriers[reinterpret_cast<std::uintptr_t>(barrier)] = Mbarrier(arrivals);
+}
+
+extern "C" void emulated_mbarrier_arrive(unsigned long long* barrier, unsigned bytes) {
+    barrier_at(barrier, CALLER).arrive(bytes, CALLER);
+}
+
+extern "C" void emulated_mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+    barrier_at(barrier, CALLER).wait(parity, CALLER);
+}
+
+extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long long* barrier, int column, int row,
+                                  int head, int batch) {
+    long long words[16];
+    std::memcpy(words, map, sizeof words);
+    const long long *sizes = words + kMapSizes, *strides = words + kMapStrides, rows = words[kMapTileRows];
+    Memory& memory = current_thread()->block->memory;
+    const auto target = reinterpret_cast<std::uintptr_t>(shared);
+    if ((target - memory.window()) % 1024 != 0) fail(CALLER, "a tile swizzled by 128 bytes must lie at a multiple of 1024");
+    PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * kRowBytes, 0)};
+    for (long long r = 0; r < rows; ++r) {
+        if (memory.access(target + r * kRowBytes, kRowBytes, Action::kWrite, CALLER, "tma, to shared") != Space::kShared)
+            fail(CALLER, "the target of a tile is not in shared memory");
+        const auto inside = [](long long at, long long size) { return at >= 0 && at < size; };
+        if (!inside(row + r, sizes[1]) || !inside(head, sizes[2]) || !inside(batch, sizes[3])) continue;
+        const long long first = column < 0 ? -column : 0;
+        const long long last = std::min<long long>(kRowBytes / kElementBytes, sizes[0] - column);
+        if (first >= last) continue;
+        const std::uintptr_t source = words[kMapAddress] + (column + first) * kElementBytes + (row + r) * strides[0] +
+                                      head * strides[1] + batch * strides[2];
+        const unsigned bytes = (last - first) * kElementBytes;
+        if (memory.access(source, bytes, Action::kRead, CALLER, "tma, from global") != Space::kGlobal)
+            fail(CALLER, "the source of a tile is not in global memory");
+        std::memcpy(&tile.bytes[r * kRowBytes + first * kElementBytes], reinterpret_cast<void*>(source), bytes);
+    }
+    barrier_at(barrier, CALLER).copy(std::move(tile), CALLER);
+}

@@ -1,0 +1,32 @@
+// Barriers in shared memory (mbarrier), and the copies of the copy engine that complete on them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "races.h"
+
+struct Thread;
+
+// A tile that has been asked for and not yet come: rows of 128 bytes, one after the other.
+struct PendingTile {
+    char* shared;
+    std::vector<unsigned char> bytes;
+};
+
+class Mbarrier {
+public:
+    explicit Mbarrier(unsigned arrivals = 0) : expected_(arrivals), pending_(arrivals) {}
+    void arrive(std::uint32_t bytes, const void* code);
+    void copy(PendingTile tile, const void* code);  // by the current thread
+    void wait(unsigned parity, const void* code);
+
+private:
+    void complete_if_due();
+
+    unsigned expected_, pending_, phase_ = 0;
+    long long expected_bytes_ = 0;
+    std::vector<PendingTile> tiles_;
+    std::vector<Thread*> waiting_;
+    Clock clock_, completed_clock_;
+};

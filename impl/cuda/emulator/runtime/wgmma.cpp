@@ -1,0 +1,165 @@
+// wgmma: results come when their group is waited for, and operands in shared memory are read then, as late as hardware
+// may. Until then the accumulators hold NaN. Layouts: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory
+// Layout"; the arithmetic is that of mma.cpp.
+#include "wgmma.h"
+
+#include <cstring>
+#include <limits>
+
+#include "../include/conversions.h"
+#include "../include/runtime_calls.h"
+#include "warp.h"
+
+#define CALLER __builtin_return_address(0)
+
+namespace {
+
+constexpr int kDepth = 16, kRows = 16, kChunk = 8;  // a chunk is 16 bytes
+
+struct WgmmaCall : Collective {
+    float* d;
+    const unsigned* a;
+    unsigned long long a_descriptor, b_descriptor;
+    int n;
+    bool accumulate, bfloat16;
+};
+
+struct WgmmaControl : Collective {
+    int pending;
+};
+
+float value(unsigned short bits, bool bfloat16) {
+    return bfloat16 ? emulated::bfloat16_value(bits) : emulated::half_value(bits);
+}
+
+// The eight elements from element (line, along) on, of a matrix whose contiguous axis is `along`. `line` is the row
+// of a K-major matrix, k of an MN-major one.
+void load_chunk(unsigned long long descriptor, int line, int along, bool bfloat16, const void* code, float* elements) {
+    if (descriptor >> 62 != 1) fail(code, "the emulator knows wgmma descriptors with 128-byte swizzle only");
+    if (descriptor >> 49 & 7) fail(code, "the emulator knows wgmma descriptors with base offset 0 only");
+    const auto field = [&](int shift) { return (descriptor >> shift & 0x3fff) << 4; };
+    std::uintptr_t address = field(0) + line % 8 * 128 + line / 8 * field(32) + along / 64 * field(16) + along % 64 * 2;
+    address ^= address >> 3 & 0x70;
+    Memory& memory = current_thread()->block->memory;
+    address += memory.window();
+    if (memory.check(address, 16, Action::kRead, code) != Space::kShared)
+        fail(code, "an operand of wgmma is not in shared memory");
+    unsigned short bits[kChunk];
+    std::memcpy(bits, reinterpret_cast<const void*>(address), sizeof bits);
+    for (int i = 0; i < kChunk; ++i) elements[i] = value(bits[i], bfloat16);
+}
+
+void load_a(const Wgmma& wgmma, int first_row, float (&a)[kRows][kDepth]) {
+    if (wgmma.a_in_registers) {
+        for (int lane = 0; lane < 32; ++lane)
+            for (int v = 0; v < 8; ++v)  // registers go down rows first, then along k
+                a[lane / 4 + (v & 2) * 4][lane % 4 * 2 + (v & 1) + (v & 4) * 2] =
+                    value(wgmma.a[lane][v / 2] >> 16 * (v % 2), wgmma.bfloat16);
+    } else {
+        for (int row = 0; row < kRows; ++row)
+            for (int k = 0; k < kDepth; k += kChunk)
+                load_chunk(wgmma.a_descriptor, first_row + row, k, wgmma.bfloat16, wgmma.code, &a[row][k]);
+    }
+}
+
+// B is K-major beside an A in shared memory, N-major beside one in registers, as in the wrappers.
+void load_b(const Wgmma& wgmma, float (&b)[kDepth][256]) {
+    float chunk[kChunk];
+    if (wgmma.a_in_registers) {
+        for (int k = 0; k < kDepth; ++k)
+            for (int n = 0; n < wgmma.n; n += kChunk)
+                load_chunk(wgmma.b_descriptor, k, n, wgmma.bfloat16, wgmma.code, &b[k][n]);
+    } else {
+        for (int n = 0; n < wgmma.n; ++n)
+            for (int k = 0; k < kDepth; k += kChunk) {
+                load_chunk(wgmma.b_descriptor, n, k, wgmma.bfloat16, wgmma.code, chunk);
+                for (int i = 0; i < kChunk; ++i) b[k + i][n] = chunk[i];
+            }
+    }
+}
+
+void finish(const Wgmma& wgmma, int first_row) {
+    float a[kRows][kDepth], b[kDepth][256];
+    load_a(wgmma, first_row, a);
+    load_b(wgmma, b);
+    const int registers = wgmma.n / 2;
+    static thread_local double d[kRows][256];
+    const auto each = [&](auto visit) {
+        for (int lane = 0; lane < 32; ++lane)
+            for (int v = 0; v < registers; ++v)
+                visit(d[lane / 4 + (v & 2) * 4][v / 4 * 8 + lane % 4 * 2 + (v & 1)], lane, v);
+    };
+    each([&](double& sum, int lane, int v) {
+        const float before = wgmma.d_before.empty() ? wgmma.d[lane][v] : wgmma.d_before[lane * registers + v];
+        sum = wgmma.accumulate ? before : 0.0;
+    });
+    for (int m = 0; m < kRows; ++m)
+        for (int k = 0; k < kDepth; ++k)
+            for (int n = 0; n < wgmma.n; ++n) d[m][n] += static_cast<double>(a[m][k]) * b[k][n];
+    each([&](double& sum, int lane, int v) { wgmma.d[lane][v] = static_cast<float>(sum); });
+}
+
+WgmmaQueue& queue() {
+    WgmmaQueue& queue = current_thread()->warp->wgmmas;
+    if (queue.groups.empty()) queue.groups.emplace_back();
+    return queue;
+}
+
+void issue(Collective* const* waiting, unsigned) {
+    const auto call = [&](int lane) -> const WgmmaCall& { return static_cast<WgmmaCall&>(*waiting[lane]); };
+    const WgmmaCall& first = call(0);
+    WgmmaQueue& pending = queue();
+    if (!pending.fenced) fail(first.code, "wgmma without a wgmma_fence() since the last wait");
+    Wgmma wgmma{{}, {}, first.a != nullptr, first.accumulate, first.bfloat16, first.n, first.a_descriptor,
+                first.b_descriptor, {}, first.code};
+    bool fresh = true;
+    for (const auto& group : pending.groups)
+        for (const Wgmma& earlier : group) fresh &= earlier.d[0] != first.d;
+    for (int lane = 0; lane < 32; ++lane) {
+        const WgmmaCall& mine = call(lane);
+        if (mine.a_descriptor != first.a_descriptor || mine.b_descriptor != first.b_descriptor ||
+            mine.accumulate != first.accumulate || mine.n != first.n)
+            fail(first.code, "wgmma: the lanes of a warp give different descriptors");
+        wgmma.d[lane] = mine.d;
+        if (mine.a) std::memcpy(wgmma.a[lane], mine.a, sizeof wgmma.a[lane]);
+        if (!fresh) continue;
+        wgmma.d_before.insert(wgmma.d_before.end(), mine.d, mine.d + mine.n / 2);
+        for (int v = 0; v < mine.n / 2; ++v) mine.d[v] = std::numeric_limits<float>::quiet_NaN();
+    }
+    pending.groups.back().push_back(std::move(wgmma));
+}
+
+void wait(Collective* const* waiting, unsigned lanes) {
+    Warp& warp = *current_thread()->warp;
+    WgmmaQueue& pending = queue();
+    const std::size_t open = 1, left = static_cast<WgmmaControl*>(waiting[0])->pending + open;
+    while (pending.groups.size() > left) {
+        for (const Wgmma& wgmma : pending.groups.front()) finish(wgmma, warp.threads->id / 32 % 4 * kRows);
+        pending.groups.erase(pending.groups.begin());
+    }
+    pending.fenced = false;
+    order_memory(warp, lanes);
+}
+
+void meet_control(const char* name, int pending, const void* code, void (*execute)(Collective* const*, unsigned)) {
+    WgmmaControl control{{name, kAllLanes, code, execute, true}, pending};
+    meet(control);
+}
+
+}  // namespace
+
+extern "C" void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long long a_descriptor,
+                               unsigned long long b_descriptor, bool accumulate, bool bfloat16) {
+    WgmmaCall call{{"wgmma", kAllLanes, CALLER, issue, true}, d, a, a_descriptor, b_descriptor, n, accumulate, bfloat16};
+    meet(call);
+}
+
+extern "C" void emulated_wgmma_fence() {
+    meet_control("wgmma.fence", 0, CALLER, [](Collective* const*, unsigned) { queue().fenced = true; });
+}
+
+extern "C" void emulated_wgmma_commit() {
+    meet_control("wgmma.commit_group", 0, CALLER, [](Collective* const*, unsigned) { queue().groups.emplace_back(); });
+}
+
+extern "C" void emulated_wgmma_wait(int pending) { meet_control("wgmma.wait_group", pending, CALLER, wait); }

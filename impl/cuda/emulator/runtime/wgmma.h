@@ -1,0 +1,22 @@
+// Products of a warpgroup that have been issued and not yet waited for.
+#pragma once
+
+#include <vector>
+
+// Of one warp: 16 rows of D.
+struct Wgmma {
+    float* d[32];
+    unsigned a[32][4];
+    bool a_in_registers, accumulate, bfloat16;
+    int n;
+    unsigned long long a_descriptor, b_descriptor;
+    std::vector<float> d_before;  // lane by lane; empty when an earlier wgmma in the queue has the same accumulators
+    const void* code;
+};
+
+// One warp's groups of them, oldest first; the last one is still open. A warp has its own: its rows of D need no
+// other warp's.
+struct WgmmaQueue {
+    std::vector<std::vector<Wgmma>> groups;
+    bool fenced = false;  // since the warp last waited
+};

@@ -1,0 +1,147 @@
+// Tensor Core products of a warpgroup (wgmma, sm_90a): 64 rows, N columns, 16 steps of k, fp32 accumulators.
+//
+// A warpgroup is four warps, the first of them a multiple of 4; all of its threads execute each of these functions.
+// Between wgmma_fence() and the wait for their group, neither accumulators nor A registers may be touched.
+// Fragments: warp w holds rows 16 w to 16 w + 15, of A as for mma.m16n8k16, of D as N / 8 tiles of mma.m16n8k16.
+// Layouts and descriptors: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
+#pragma once
+
+// Where a matrix of 16-bit elements lies in shared memory, in 128-byte rows swizzled as TMA does it (tma.cuh), each
+// pattern of 8 rows at a multiple of 1024 bytes. `stride_bytes` lies between groups of 8 rows.
+// K-major (rows of 64 elements along k): `leading_bytes` is not used; 16 further elements of k are 32 bytes.
+// MN-major (rows of 64 elements along m or n, one for each k): `leading_bytes` lies between groups of 64 elements.
+__device__ __forceinline__ unsigned long long matrix_descriptor(const void* shared, unsigned leading_bytes,
+                                                                unsigned stride_bytes) {
+    const unsigned long long swizzle_128 = 1ull << 62;
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    return swizzle_128 | static_cast<unsigned long long>(stride_bytes >> 4) << 32 |
+           static_cast<unsigned long long>(leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Orders this thread's accesses to accumulators and A registers before the wgmmas that follow.
+__device__ __forceinline__ void wgmma_fence() {
+#ifdef VOLTABENCH_EMULATED
+    emulated::wgmma_fence();
+#else
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Closes the group of wgmmas since the last commit.
+__device__ __forceinline__ void wgmma_commit() {
+#ifdef VOLTABENCH_EMULATED
+    emulated::wgmma_commit();
+#else
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits until at most PENDING of the newest groups are still running.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+#ifdef VOLTABENCH_EMULATED
+    emulated::wgmma_wait(PENDING);
+#else
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// The compiler moves no use of these registers across this place: wgmma_wait does not name what it waits for.
+template <int N>
+__device__ __forceinline__ void pin_registers(float (&registers)[N]) {
+#ifndef VOLTABENCH_EMULATED
+#    pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+#endif
+}
+
+// Changes how many registers each thread of the warpgroup may use, a multiple of 8. The block is compiled with
+// __launch_bounds__, and what some warpgroups give up others may take.
+template <int REGISTERS>
+__device__ __forceinline__ void give_up_registers() {
+#ifndef VOLTABENCH_EMULATED
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void take_registers() {
+#ifndef VOLTABENCH_EMULATED
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+#endif
+}
+
+#define WGMMA_FLOATS_8(d, i)                                                                                        \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define WGMMA_NAMES_64 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define WGMMA_FLOATS_64(d) \
+    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24)
+#define WGMMA_NAMES_128 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define WGMMA_FLOATS_128(d) \
+    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56)
+#define WGMMA_NAMES_176 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87}"
+#define WGMMA_FLOATS_176(d) \
+    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56), WGMMA_FLOATS_8(d, 64), WGMMA_FLOATS_8(d, 72), WGMMA_FLOATS_8(d, 80)
+
+// wgmma_shared: d = a b, or d += a b when `accumulate`, a and b K-major in shared memory.
+// wgmma_registers: the same with a in registers and b N-major.
+// FIRST, SECOND and so on are the numbers of the operands that follow the accumulators.
+#ifdef VOLTABENCH_EMULATED
+#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                               \
+        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,                 \
+                                                            unsigned long long b, bool accumulate) {                 \
+            emulated::wgmma_shared_##type(d, a, b, accumulate);                                                      \
+        }                                                                                                            \
+        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4],            \
+                                                               unsigned long long b, bool accumulate) {              \
+            emulated::wgmma_registers_##type(d, a, b, accumulate);                                                   \
+        }
+#else
+#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                               \
+        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,                 \
+                                                            unsigned long long b, bool accumulate) {                 \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD                                             \
+                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #type "." #type " " WGMMA_NAMES_##N \
+                         ", %" #FIRST ", %" #SECOND ", add, 1, 1, 0, 0;\n}"                                          \
+                         : WGMMA_FLOATS_##N(d)                                                                       \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                         \
+                         : "memory");                                                                                \
+        }                                                                                                            \
+        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4],            \
+                                                               unsigned long long b, bool accumulate) {              \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #SIXTH                                             \
+                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #type "." #type " " WGMMA_NAMES_##N \
+                         ", {%" #FIRST ", %" #SECOND ", %" #THIRD ", %" #FOURTH "}, %" #FIFTH                        \
+                         ", add, 1, 1, 1;\n}"                                                                        \
+                         : WGMMA_FLOATS_##N(d)                                                                       \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate))     \
+                         : "memory");                                                                                \
+        }
+#endif
+WGMMA(64, f16, 32, 33, 34, 35, 36, 37)
+WGMMA(64, bf16, 32, 33, 34, 35, 36, 37)
+WGMMA(128, f16, 64, 65, 66, 67, 68, 69)
+WGMMA(128, bf16, 64, 65, 66, 67, 68, 69)
+WGMMA(176, f16, 88, 89, 90, 91, 92, 93)
+WGMMA(176, bf16, 88, 89, 90, 91, 92, 93)
+#undef WGMMA_NAMES_64
+#undef WGMMA_FLOATS_64
+#undef WGMMA_NAMES_128
+#undef WGMMA_FLOATS_128
+#undef WGMMA_NAMES_176
+#undef WGMMA_FLOATS_176
+#undef WGMMA_FLOATS_8
+#undef WGMMA

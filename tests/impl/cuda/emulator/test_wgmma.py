@@ -1,0 +1,49 @@
+"""Tiles by the copy engine and products of a warpgroup against plain matrix products, on the emulator and on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from impl.cuda.tensor_map import TensorMap
+
+hopper = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="wgmma needs a Hopper GPU"
+)
+pytestmark = hopper
+
+
+def _integers(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small enough for every sum to be exact, and for the scores to be exact in bfloat16."""
+    return torch.randint(-1, 2, (rows, columns)).to(dtype)
+
+
+def _run(launch, test_kernel, a, b, v, n, d, row):
+    kernel = test_kernel(
+        "wgmma.cu", "multiply", 128, "sm_90a", 8192 + n * 128 * (1 + d // 64), KEYS=n, DIM=d,
+        BFLOAT16=int(a.dtype == torch.bfloat16),
+    )  # fmt: skip
+    scores, out = torch.full((64, n), torch.nan), torch.full((64, d), torch.nan)
+    maps = [TensorMap(t[None, None], rows) for t, rows in ((a, 64), (b, n), (v, n))]
+    launch(kernel, (1, 1, 1), [*maps, scores, out, np.int32(row)])
+    return scores, out
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("n", "d"), [(64, 64), (128, 64), (128, 128), (176, 128)])
+def test_products_of_tiles(launch, test_kernel, n, d, dtype):
+    a, b, v = _integers(64, 64, dtype), _integers(n, 64, dtype), _integers(n, d, dtype)
+    scores, out = _run(launch, test_kernel, a, b, v, n, d, 0)
+    assert torch.equal(scores, a.float() @ b.float().T)
+    assert torch.equal(out, scores @ v.float())
+
+
+def test_elements_outside_the_tensor_are_zero(launch, test_kernel):
+    a, b, v = (_integers(rows, 72, torch.half)[:, :columns] for rows, columns in ((50, 40), (90, 40), (131, 56)))
+    scores, out = _run(launch, test_kernel, a, b, v, 128, 64, 5)
+    expected = torch.zeros(64, 128)
+    expected[:45, :85] = a[5:].float() @ b[5:].float().T
+    assert torch.equal(scores, expected)
+    assert torch.equal(out[:, :56], expected[:, :126] @ v[5:].float())
+    assert not out[:, 56:].any()
