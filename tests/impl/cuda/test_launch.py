@@ -35,7 +35,7 @@ def arguments(device):
 
 @pytest.mark.parametrize("bad", [3, 0.5, "x", None])
 def test_untyped_arguments_are_refused(kernel, bad):
-    with pytest.raises(TypeError, match="kernel arguments are tensors, numpy int32"):
+    with pytest.raises(TypeError, match="kernel arguments are tensors, tensor maps, numpy int32"):
         launch(kernel, (1, 1, 1), [torch.zeros(1), bad])
 
 

@@ -1,0 +1,351 @@
+// Fused attention forward for Hopper: out = softmax(q k^T * scale) v and its log-sum-exp, with the online softmax.
+//
+// Work. A block holds 64 query rows for each of its CONSUMERS warpgroups and walks over the keys from the last tile to
+// the first, BLOCK_N at a time, so that masked tiles come first and the rest need no mask. Blocks go over the query
+// tiles of the grid by steps of gridDim.x. One further warpgroup, of which one thread works, asks the copy engine for
+// tiles of K and V, STAGES of each ahead; it gives its registers to the others.
+//
+// Overlap. A consumer issues q k^T of the next tile and p v of the present one, then computes the softmax of the next
+// scores while p v runs. The consumers take turns (named barriers): while one issues its two products, the others are
+// in their softmax. Registers per consumer thread: BLOCK_N / 2 scores, BLOCK_N / 4 of p, PADDED_DIM / 2 of the output.
+//
+// Shared memory. A tile is cut into panels of 64 columns, 128-byte rows, swizzled by the copy engine as wgmma reads
+// them. The copy engine fills elements outside a tensor with zeros, so a head dim below PADDED_DIM and the last tile
+// of a sequence need no care but the mask. The output leaves through the rows of Q in whole 16-byte chunks: head_dim
+// is a multiple of 8, and all rows start at multiples of 16 bytes (sm90.py says which tensors qualify).
+#include "arguments.cuh"
+#include "barrier.cuh"
+#include "half.cuh"
+#include "math.cuh"
+#include "mbarrier.cuh"
+#include "tma.cuh"
+#include "wgmma.cuh"
+
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kThreads = (CONSUMERS + 1) * kGroup;
+constexpr int kBlockRows = 64 * CONSUMERS;
+constexpr int kPanels = PADDED_DIM / 64;
+constexpr int kRowBytes = 128;
+constexpr int kPatternBytes = 8 * kRowBytes;  // the swizzle repeats
+constexpr int kPanelBytes = BLOCK_N * kRowBytes;
+constexpr int kTileBytes = kPanels * kPanelBytes;
+constexpr int kQueryPanelBytes = kBlockRows * kRowBytes;
+constexpr int kScores = BLOCK_N / 2, kOutputs = PADDED_DIM / 2;  // accumulators of a thread
+constexpr int kSteps = BLOCK_N / 16;
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// Named barriers: a consumer's own, and its turn to issue products.
+constexpr int kOwnBarrier = 1, kTurnBarrier = 1 + CONSUMERS;
+
+struct Barriers {
+    unsigned long long q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+};
+
+// The stage of a ring of STAGES tiles that comes next, and the parity of its phase.
+struct Ring {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
+struct Work {
+    int first_row, head, batch, key_tiles;
+};
+
+// Tile `index` of the grid, of the query tiles of one head the last first: under a causal mask it has most work.
+__device__ __forceinline__ Work locate(int index, int query_tiles, int num_heads, int seqlen_q, int seqlen_k,
+                                       int causal_offset) {
+    const int heads = index / query_tiles;
+    const int first_row = (query_tiles - 1 - index % query_tiles) * kBlockRows;
+    const int keys = visible_keys(min(first_row + kBlockRows, seqlen_q) - 1, seqlen_k, causal_offset);
+    return {first_row, heads % num_heads, heads / num_heads, (keys + BLOCK_N - 1) / BLOCK_N};
+}
+
+template <int N>
+__device__ __forceinline__ void multiply_keys(float (&scores)[N], const unsigned char* q, const unsigned char* k) {
+#pragma unroll
+    for (int step = 0; step < PADDED_DIM / 16; ++step) {
+        const int panel = step / 4, column = step % 4 * 32;
+        const unsigned long long a = matrix_descriptor(q + panel * kQueryPanelBytes + column, 0, kPatternBytes);
+        const unsigned long long b = matrix_descriptor(k + panel * kPanelBytes + column, 0, kPatternBytes);
+#if BFLOAT16
+        wgmma_shared_bf16(scores, a, b, step > 0);
+#else
+        wgmma_shared_f16(scores, a, b, step > 0);
+#endif
+    }
+    wgmma_commit();
+}
+
+template <int N>
+__device__ __forceinline__ void multiply_values(float (&output)[N], const unsigned (&p)[kSteps][4],
+                                                const unsigned char* v, bool accumulate) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+        const unsigned long long b = matrix_descriptor(v + step * 16 * kRowBytes, kPanelBytes, kPatternBytes);
+#if BFLOAT16
+        wgmma_registers_bf16(output, p[step], b, accumulate || step > 0);
+#else
+        wgmma_registers_f16(output, p[step], b, accumulate || step > 0);
+#endif
+    }
+    wgmma_commit();
+}
+
+__device__ __forceinline__ unsigned pack(float low, float high) {
+#if BFLOAT16
+    return pack_bf16(low, high);
+#else
+    return pack_f16(low, high);
+#endif
+}
+
+// The accumulators of q k^T hold p where the A operand of p v wants it.
+__device__ __forceinline__ void pack_probabilities(unsigned (&p)[kSteps][4], const float (&scores)[kScores]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) p[step][i] = pack(scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
+}
+
+// Over the four lanes that hold one row of an accumulator.
+__device__ __forceinline__ float row_maximum(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float row_total(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// A thread has two rows: accumulator i belongs to the lower one when i / 2 is odd.
+struct RowState {
+    float maximum[2], sum[2];
+};
+
+// Scores at and past the first key that their row does not see become -inf. `row` is the thread's upper row, `key`
+// the tile's first key.
+__device__ __forceinline__ void mask_scores(float (&scores)[kScores], int row, int key, int seqlen_k,
+                                            int causal_offset) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int visible = visible_keys(row + 8 * half, seqlen_k, causal_offset) - key - threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (tile * 8 + i >= visible) scores[4 * tile + 2 * half + i] = -infinity();
+    }
+}
+
+// Turns scores into p against the new maximum; what was summed before is to be scaled by `correction`.
+__device__ __forceinline__ void online_softmax(float (&scores)[kScores], RowState& state, float (&correction)[2],
+                                               float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float maximum = state.maximum[half];
+#pragma unroll
+        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
+            maximum = fmaxf(maximum, fmaxf(scores[4 * tile + 2 * half], scores[4 * tile + 2 * half + 1]));
+        maximum = row_maximum(maximum);
+        // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
+        const float base = maximum == -infinity() ? 0.0f : __fmul_rn(maximum, scale_log2);
+        // The old base, rounded as it was then: with an fma, an unchanged maximum would not give exactly 1.
+        correction[half] = exp2_fast(__fmul_rn(state.maximum[half], scale_log2) - base);
+        state.maximum[half] = maximum;
+        float sum = state.sum[half] * correction[half];
+#pragma unroll
+        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
+#pragma unroll
+            for (int i = 4 * tile + 2 * half; i < 4 * tile + 2 * half + 2; ++i) {
+                scores[i] = exp2_fast(fmaf(scores[i], scale_log2, -base));
+                sum += scores[i];
+            }
+        state.sum[half] = sum;
+    }
+}
+
+__device__ __forceinline__ void scale_output(float (&output)[kOutputs], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) output[i] *= factor[i / 2 % 2];
+}
+
+// 16 bytes of a panel of Q; `row` counts from the panel's start.
+__device__ __forceinline__ unsigned char* output_chunk(unsigned char* q, int row, int chunk) {
+    return q + chunk / 8 * kQueryPanelBytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    spark_attention_forward_sm90a(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                                  const __grid_constant__ TensorMap v_map, Element* __restrict__ out,
+                                  float* __restrict__ lse, long long out_batch_stride, long long out_head_stride,
+                                  long long out_row_stride, int seqlen_q, int seqlen_k, int head_dim, int num_heads,
+                                  int group, int causal_offset, int query_tiles, int tiles, float softmax_scale) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    unsigned char* q_tile = shared_memory;
+    unsigned char* k_tiles = q_tile + kPanels * kQueryPanelBytes;
+    unsigned char* v_tiles = k_tiles + STAGES * kTileBytes;
+    Barriers& barriers = *reinterpret_cast<Barriers*>(v_tiles + STAGES * kTileBytes);
+
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barriers.q_full, 1);
+        mbarrier_init(&barriers.q_empty, CONSUMERS * 4);  // one arrival of each warp
+        for (int stage = 0; stage < STAGES; ++stage) {
+            mbarrier_init(&barriers.k_full[stage], 1);
+            mbarrier_init(&barriers.v_full[stage], 1);
+            mbarrier_init(&barriers.k_empty[stage], CONSUMERS * 4);
+            mbarrier_init(&barriers.v_empty[stage], CONSUMERS * 4);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x >= CONSUMERS * kGroup) {
+        give_up_registers<PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS * kGroup) {
+            tma_prefetch_map(&q_map);
+            tma_prefetch_map(&k_map);
+            tma_prefetch_map(&v_map);
+            Ring k_ring, v_ring;
+            unsigned q_parity = 0;
+            for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+                const Work work = locate(index, query_tiles, num_heads, seqlen_q, seqlen_k, causal_offset);
+                if (work.key_tiles == 0) continue;
+                const int key_head = work.head / group;
+                const auto load = [&](unsigned char* target, const TensorMap* map, unsigned long long* full,
+                                      unsigned long long* empty, Ring& ring, int tile) {
+                    mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+                    mbarrier_arrive_expect(&full[ring.stage], kTileBytes);
+                    for (int panel = 0; panel < kPanels; ++panel)
+                        tma_load(target + ring.stage * kTileBytes + panel * kPanelBytes, map, &full[ring.stage],
+                                 panel * 64, tile * BLOCK_N, key_head, work.batch);
+                    ring.advance();
+                };
+                mbarrier_wait(&barriers.q_empty, q_parity ^ 1);
+                q_parity ^= 1;
+                mbarrier_arrive_expect(&barriers.q_full, kPanels * kQueryPanelBytes);
+                for (int panel = 0; panel < kPanels; ++panel)
+                    tma_load(q_tile + panel * kQueryPanelBytes, &q_map, &barriers.q_full, panel * 64, work.first_row,
+                             work.head, work.batch);
+                for (int tile = work.key_tiles - 1; tile >= 0; --tile) {
+                    load(k_tiles, &k_map, barriers.k_full, barriers.k_empty, k_ring, tile);
+                    load(v_tiles, &v_map, barriers.v_full, barriers.v_empty, v_ring, tile);
+                }
+            }
+        }
+    } else {
+        take_registers<CONSUMER_REGISTERS>();
+        const int consumer = threadIdx.x / kGroup, lane = threadIdx.x % 32;
+        const int warp_row = threadIdx.x / 32 * 16;  // of the block's rows
+        unsigned char* group_q = q_tile + consumer * 64 * kRowBytes;
+        const float scale_log2 = softmax_scale * kLog2e;
+        const int turn = kTurnBarrier + consumer, next_turn = kTurnBarrier + (consumer + 1) % CONSUMERS;
+        if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 2 * kGroup);
+        const auto release = [&](unsigned long long* empty) {
+            if (lane == 0) mbarrier_arrive(empty);
+        };
+        Ring k_ring, v_ring;
+        unsigned q_parity = 0;
+        for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
+            const Work work = locate(index, query_tiles, num_heads, seqlen_q, seqlen_k, causal_offset);
+            const int row = work.first_row + warp_row + lane / 4;
+            RowState state = {{-infinity(), -infinity()}, {0.0f, 0.0f}};
+            float output[kOutputs];
+#pragma unroll
+            for (int i = 0; i < kOutputs; ++i) output[i] = 0.0f;
+
+            if (work.key_tiles > 0) {
+                float scores[kScores], correction[2];
+                unsigned p[kSteps][4];
+                const int unmasked_keys = visible_keys(work.first_row, seqlen_k, causal_offset);
+                int tile = work.key_tiles - 1;
+
+                mbarrier_wait(&barriers.q_full, q_parity);
+                q_parity ^= 1;
+                mbarrier_wait(&barriers.k_full[k_ring.stage], k_ring.parity);
+                named_barrier_sync(turn, 2 * kGroup);
+                wgmma_fence();
+                multiply_keys(scores, group_q, k_tiles + k_ring.stage * kTileBytes);
+                named_barrier_arrive(next_turn, 2 * kGroup);
+                wgmma_wait<0>();
+                pin_registers(scores);
+                release(&barriers.k_empty[k_ring.stage]);
+                k_ring.advance();
+                mask_scores(scores, row, tile * BLOCK_N, seqlen_k, causal_offset);
+                online_softmax(scores, state, correction, scale_log2);
+                pack_probabilities(p, scores);
+
+                for (--tile; tile >= 0; --tile) {
+                    mbarrier_wait(&barriers.k_full[k_ring.stage], k_ring.parity);
+                    named_barrier_sync(turn, 2 * kGroup);
+                    wgmma_fence();
+                    multiply_keys(scores, group_q, k_tiles + k_ring.stage * kTileBytes);
+                    mbarrier_wait(&barriers.v_full[v_ring.stage], v_ring.parity);
+                    wgmma_fence();
+                    multiply_values(output, p, v_tiles + v_ring.stage * kTileBytes, true);
+                    named_barrier_arrive(next_turn, 2 * kGroup);
+                    wgmma_wait<1>();
+                    pin_registers(scores);
+                    release(&barriers.k_empty[k_ring.stage]);
+                    k_ring.advance();
+                    if ((tile + 1) * BLOCK_N > unmasked_keys)
+                        mask_scores(scores, row, tile * BLOCK_N, seqlen_k, causal_offset);
+                    online_softmax(scores, state, correction, scale_log2);
+                    wgmma_wait<0>();
+                    pin_registers(output);
+                    release(&barriers.v_empty[v_ring.stage]);
+                    v_ring.advance();
+                    scale_output(output, correction);
+                    pack_probabilities(p, scores);
+                }
+                mbarrier_wait(&barriers.v_full[v_ring.stage], v_ring.parity);
+                wgmma_fence();
+                multiply_values(output, p, v_tiles + v_ring.stage * kTileBytes, true);
+                wgmma_wait<0>();
+                pin_registers(output);
+                release(&barriers.v_empty[v_ring.stage]);
+                v_ring.advance();
+            }
+
+            float inverse[2];
+            float* tile_lse = lse + (static_cast<long long>(work.batch) * num_heads + work.head) * seqlen_q;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float sum = row_total(state.sum[half]);
+                inverse[half] = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
+                if (lane % 4 == 0 && row + 8 * half < seqlen_q)
+                    tile_lse[row + 8 * half] =
+                        sum == 0.0f ? -infinity() : (state.maximum[half] * scale_log2 + log2_fast(sum)) * kLn2;
+            }
+            scale_output(output, inverse);
+
+            // Q is no longer needed once all warps of the group have come here.
+            named_barrier_sync(kOwnBarrier + consumer, kGroup);
+#pragma unroll
+            for (int i = 0; i < kOutputs; i += 2)
+                *reinterpret_cast<unsigned*>(output_chunk(q_tile, warp_row + lane / 4 + i / 2 % 2 * 8, i / 4) +
+                                             lane % 4 * 4) = pack(output[i], output[i + 1]);
+            __syncwarp();
+            Element* tile_out = out + work.batch * out_batch_stride + work.head * out_head_stride;
+            constexpr int kChunks = PADDED_DIM / 8;
+            const int chunk = lane % kChunks;
+#pragma unroll
+            for (int r = lane / kChunks; r < 16; r += 32 / kChunks) {
+                const int out_row = work.first_row + warp_row + r;
+                if (out_row < seqlen_q && chunk * 8 < head_dim)
+                    *reinterpret_cast<uint4*>(tile_out + out_row * out_row_stride + chunk * 8) =
+                        *reinterpret_cast<const uint4*>(output_chunk(q_tile, warp_row + r, chunk));
+            }
+            __syncwarp();
+            if (work.key_tiles > 0) {
+                fence_async_proxy();
+                release(&barriers.q_empty);
+            }
+        }
+    }
+}
