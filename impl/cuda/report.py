@@ -57,6 +57,8 @@ def target_architectures(kernel: Kernel, architectures: Sequence[str]) -> list[s
 
     A source for "sm_90a" uses instructions of that architecture alone.
     """
+    if kernel.arch.endswith("a"):
+        return [arch for arch in architectures if arch == kernel.arch]
     return [arch for arch in architectures if _number(arch) >= _number(kernel.arch)]
 
 

@@ -18,6 +18,11 @@ __device__ __forceinline__ unsigned long long matrix_descriptor(const void* shar
            static_cast<unsigned long long>(leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
+// The same `bytes`, a multiple of 16, further on.
+__device__ __forceinline__ unsigned long long advance_descriptor(unsigned long long descriptor, unsigned bytes) {
+    return descriptor + (bytes >> 4);
+}
+
 // Orders this thread's accesses to accumulators and A registers before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef VOLTABENCH_EMULATED
@@ -53,6 +58,14 @@ __device__ __forceinline__ void pin_registers(float (&registers)[N]) {
 #    pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 #endif
+}
+
+// `value`, of which the compiler then knows nothing: what depends on it is computed here, not kept from before a loop.
+__device__ __forceinline__ int computed_here(int value) {
+#ifndef VOLTABENCH_EMULATED
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
 }
 
 // Changes how many registers each thread of the warpgroup may use, a multiple of 8. The block is compiled with

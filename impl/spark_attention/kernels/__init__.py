@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from impl.cuda.build import Kernel
-from impl.spark_attention.kernels import sm70, sm80
+from impl.spark_attention.kernels import sm70, sm80, sm90
 
-KERNELS: tuple[Kernel, ...] = (*sm70.FORWARD, *sm70.BACKWARD, *sm80.FORWARD, *sm80.BACKWARD)
+KERNELS: tuple[Kernel, ...] = (*sm70.FORWARD, *sm70.BACKWARD, *sm80.FORWARD, *sm80.BACKWARD, *sm90.FORWARD)

@@ -42,15 +42,14 @@ struct Barriers {
     unsigned long long q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-// The stage of a ring of STAGES tiles that comes next, and the parity of its phase.
-struct Ring {
-    int stage = 0;
-    unsigned parity = 0;
-    __device__ __forceinline__ void advance() {
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-};
+// Place of a tile, counted from the block's first, in a ring of STAGES, and the parity of its phase there.
+__device__ __forceinline__ unsigned stage_of(unsigned tile) {
+    return tile % STAGES;
+}
+
+__device__ __forceinline__ unsigned parity_of(unsigned tile) {
+    return tile / STAGES & 1;
+}
 
 struct Work {
     int first_row, head, batch, key_tiles;
@@ -65,13 +64,13 @@ __device__ __forceinline__ Work locate(int index, int query_tiles, int num_heads
     return {first_row, heads % num_heads, heads / num_heads, (keys + BLOCK_N - 1) / BLOCK_N};
 }
 
-template <int N>
-__device__ __forceinline__ void multiply_keys(float (&scores)[N], const unsigned char* q, const unsigned char* k) {
+// scores = q k^T of a warpgroup; the operands are descriptors of the tiles' first panels.
+__device__ __forceinline__ void multiply_keys(float (&scores)[kScores], unsigned long long q, unsigned long long k) {
 #pragma unroll
     for (int step = 0; step < PADDED_DIM / 16; ++step) {
         const int panel = step / 4, column = step % 4 * 32;
-        const unsigned long long a = matrix_descriptor(q + panel * kQueryPanelBytes + column, 0, kPatternBytes);
-        const unsigned long long b = matrix_descriptor(k + panel * kPanelBytes + column, 0, kPatternBytes);
+        const unsigned long long a = advance_descriptor(q, panel * kQueryPanelBytes + column);
+        const unsigned long long b = advance_descriptor(k, panel * kPanelBytes + column);
 #if BFLOAT16
         wgmma_shared_bf16(scores, a, b, step > 0);
 #else
@@ -81,16 +80,16 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[N], const unsigned
     wgmma_commit();
 }
 
-template <int N>
-__device__ __forceinline__ void multiply_values(float (&output)[N], const unsigned (&p)[kSteps][4],
-                                                const unsigned char* v, bool accumulate) {
+// output += p v of a warpgroup.
+__device__ __forceinline__ void multiply_values(float (&output)[kOutputs], const unsigned (&p)[kSteps][4],
+                                                unsigned long long v) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-        const unsigned long long b = matrix_descriptor(v + step * 16 * kRowBytes, kPanelBytes, kPatternBytes);
+        const unsigned long long b = advance_descriptor(v, step * 16 * kRowBytes);
 #if BFLOAT16
-        wgmma_registers_bf16(output, p[step], b, accumulate || step > 0);
+        wgmma_registers_bf16(output, p[step], b, true);
 #else
-        wgmma_registers_f16(output, p[step], b, accumulate || step > 0);
+        wgmma_registers_f16(output, p[step], b, true);
 #endif
     }
     wgmma_commit();
@@ -205,26 +204,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
 
-    if (threadIdx.x >= CONSUMERS * kGroup) {
+    // Equal over a warp, which the compiler cannot see from threadIdx.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp >= CONSUMERS * 4) {
         give_up_registers<PRODUCER_REGISTERS>();
         if (threadIdx.x == CONSUMERS * kGroup) {
             tma_prefetch_map(&q_map);
             tma_prefetch_map(&k_map);
             tma_prefetch_map(&v_map);
-            Ring k_ring, v_ring;
-            unsigned q_parity = 0;
+            unsigned q_parity = 0, loaded_k = 0, loaded_v = 0;
             for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
                 const Work work = locate(index, query_tiles, num_heads, seqlen_q, seqlen_k, causal_offset);
                 if (work.key_tiles == 0) continue;
-                const int key_head = work.head / group;
                 const auto load = [&](unsigned char* target, const TensorMap* map, unsigned long long* full,
-                                      unsigned long long* empty, Ring& ring, int tile) {
-                    mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-                    mbarrier_arrive_expect(&full[ring.stage], kTileBytes);
+                                      unsigned long long* empty, unsigned& loaded, int tile) {
+                    const unsigned stage = stage_of(loaded);
+                    mbarrier_wait(&empty[stage], parity_of(loaded) ^ 1);
+                    mbarrier_arrive_expect(&full[stage], kTileBytes);
                     for (int panel = 0; panel < kPanels; ++panel)
-                        tma_load(target + ring.stage * kTileBytes + panel * kPanelBytes, map, &full[ring.stage],
-                                 panel * 64, tile * BLOCK_N, key_head, work.batch);
-                    ring.advance();
+                        tma_load(target + stage * kTileBytes + panel * kPanelBytes, map, &full[stage], panel * 64,
+                                 tile * BLOCK_N, work.head / group, work.batch);
+                    ++loaded;
                 };
                 mbarrier_wait(&barriers.q_empty, q_parity ^ 1);
                 q_parity ^= 1;
@@ -232,25 +232,54 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 for (int panel = 0; panel < kPanels; ++panel)
                     tma_load(q_tile + panel * kQueryPanelBytes, &q_map, &barriers.q_full, panel * 64, work.first_row,
                              work.head, work.batch);
-                for (int tile = work.key_tiles - 1; tile >= 0; --tile) {
-                    load(k_tiles, &k_map, barriers.k_full, barriers.k_empty, k_ring, tile);
-                    load(v_tiles, &v_map, barriers.v_full, barriers.v_empty, v_ring, tile);
+                // In the order of use: the keys of a tile before the values of the last one.
+                for (int tile = work.key_tiles - 1; tile >= -1; --tile) {
+                    if (tile >= 0) load(k_tiles, &k_map, barriers.k_full, barriers.k_empty, loaded_k, tile);
+                    if (tile + 1 < work.key_tiles)
+                        load(v_tiles, &v_map, barriers.v_full, barriers.v_empty, loaded_v, tile + 1);
                 }
             }
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const int consumer = threadIdx.x / kGroup, lane = threadIdx.x % 32;
-        const int warp_row = threadIdx.x / 32 * 16;  // of the block's rows
-        unsigned char* group_q = q_tile + consumer * 64 * kRowBytes;
+        const int consumer = warp / 4, lane = threadIdx.x % 32;
+        const int warp_row = warp * 16;  // of the block's rows
+        const unsigned long long q_descriptor = matrix_descriptor(q_tile + consumer * 64 * kRowBytes, 0, kPatternBytes);
+        const unsigned long long k_descriptor = matrix_descriptor(k_tiles, 0, kPatternBytes);
+        const unsigned long long v_descriptor = matrix_descriptor(v_tiles, kPanelBytes, kPatternBytes);
         const float scale_log2 = softmax_scale * kLog2e;
         const int turn = kTurnBarrier + consumer, next_turn = kTurnBarrier + (consumer + 1) % CONSUMERS;
         if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 2 * kGroup);
         const auto release = [&](unsigned long long* empty) {
             if (lane == 0) mbarrier_arrive(empty);
         };
-        Ring k_ring, v_ring;
         unsigned q_parity = 0;
+        unsigned used = 0;  // key tiles, with those in use
+        const auto start_keys = [&](float(&scores)[kScores]) {
+            used = __shfl_sync(0xffffffffu, used, 0);  // equal over the warp: descriptors go to uniform registers
+            const unsigned stage = stage_of(used);
+            mbarrier_wait(&barriers.k_full[stage], parity_of(used));
+            named_barrier_sync(turn, 2 * kGroup);
+            wgmma_fence();
+            multiply_keys(scores, q_descriptor, advance_descriptor(k_descriptor, stage * kTileBytes));
+            ++used;
+        };
+        const auto finish_keys = [&](float(&scores)[kScores]) {
+            pin_registers(scores);
+            release(&barriers.k_empty[stage_of(used - 1)]);
+        };
+        // The tile of values is `behind` the newest one of keys.
+        const auto start_values = [&](float(&output)[kOutputs], const unsigned(&p)[kSteps][4], unsigned behind) {
+            const unsigned stage = stage_of(used - 1 - behind);
+            mbarrier_wait(&barriers.v_full[stage], parity_of(used - 1 - behind));
+            wgmma_fence();
+            multiply_values(output, p, advance_descriptor(v_descriptor, stage * kTileBytes));
+        };
+        const auto finish_values = [&](float(&output)[kOutputs], unsigned behind) {
+            wgmma_wait<0>();
+            pin_registers(output);
+            release(&barriers.v_empty[stage_of(used - 1 - behind)]);
+        };
         for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
             const Work work = locate(index, query_tiles, num_heads, seqlen_q, seqlen_k, causal_offset);
             const int row = work.first_row + warp_row + lane / 4;
@@ -262,64 +291,45 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             if (work.key_tiles > 0) {
                 float scores[kScores], correction[2];
                 unsigned p[kSteps][4];
-                const int unmasked_keys = visible_keys(work.first_row, seqlen_k, causal_offset);
-                int tile = work.key_tiles - 1;
+                const int unmasked_keys = visible_keys(work.first_row + consumer * 64, seqlen_k, causal_offset);
+                int key = (work.key_tiles - 1) * BLOCK_N;
 
                 mbarrier_wait(&barriers.q_full, q_parity);
                 q_parity ^= 1;
-                mbarrier_wait(&barriers.k_full[k_ring.stage], k_ring.parity);
-                named_barrier_sync(turn, 2 * kGroup);
-                wgmma_fence();
-                multiply_keys(scores, group_q, k_tiles + k_ring.stage * kTileBytes);
+                start_keys(scores);
                 named_barrier_arrive(next_turn, 2 * kGroup);
                 wgmma_wait<0>();
-                pin_registers(scores);
-                release(&barriers.k_empty[k_ring.stage]);
-                k_ring.advance();
-                mask_scores(scores, row, tile * BLOCK_N, seqlen_k, causal_offset);
+                finish_keys(scores);
+                mask_scores(scores, row, key, seqlen_k, causal_offset);
                 online_softmax(scores, state, correction, scale_log2);
                 pack_probabilities(p, scores);
 
-                for (--tile; tile >= 0; --tile) {
-                    mbarrier_wait(&barriers.k_full[k_ring.stage], k_ring.parity);
-                    named_barrier_sync(turn, 2 * kGroup);
-                    wgmma_fence();
-                    multiply_keys(scores, group_q, k_tiles + k_ring.stage * kTileBytes);
-                    mbarrier_wait(&barriers.v_full[v_ring.stage], v_ring.parity);
-                    wgmma_fence();
-                    multiply_values(output, p, v_tiles + v_ring.stage * kTileBytes, true);
+                for (key -= BLOCK_N; key >= 0; key -= BLOCK_N) {
+                    start_keys(scores);
+                    start_values(output, p, 1);
                     named_barrier_arrive(next_turn, 2 * kGroup);
                     wgmma_wait<1>();
-                    pin_registers(scores);
-                    release(&barriers.k_empty[k_ring.stage]);
-                    k_ring.advance();
-                    if ((tile + 1) * BLOCK_N > unmasked_keys)
-                        mask_scores(scores, row, tile * BLOCK_N, seqlen_k, causal_offset);
+                    finish_keys(scores);
+                    if (key + BLOCK_N > unmasked_keys) mask_scores(scores, row, key, seqlen_k, causal_offset);
                     online_softmax(scores, state, correction, scale_log2);
-                    wgmma_wait<0>();
-                    pin_registers(output);
-                    release(&barriers.v_empty[v_ring.stage]);
-                    v_ring.advance();
+                    finish_values(output, 1);
                     scale_output(output, correction);
                     pack_probabilities(p, scores);
                 }
-                mbarrier_wait(&barriers.v_full[v_ring.stage], v_ring.parity);
-                wgmma_fence();
-                multiply_values(output, p, v_tiles + v_ring.stage * kTileBytes, true);
-                wgmma_wait<0>();
-                pin_registers(output);
-                release(&barriers.v_empty[v_ring.stage]);
-                v_ring.advance();
+                start_values(output, p, 0);
+                finish_values(output, 0);
             }
 
+            const int here = computed_here(threadIdx.x), out_lane = here % 32, out_warp_row = here / 32 * 16;
+            const int lse_row = work.first_row + out_warp_row + out_lane / 4;
             float inverse[2];
             float* tile_lse = lse + (static_cast<long long>(work.batch) * num_heads + work.head) * seqlen_q;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const float sum = row_total(state.sum[half]);
                 inverse[half] = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
-                if (lane % 4 == 0 && row + 8 * half < seqlen_q)
-                    tile_lse[row + 8 * half] =
+                if (out_lane % 4 == 0 && lse_row + 8 * half < seqlen_q)
+                    tile_lse[lse_row + 8 * half] =
                         sum == 0.0f ? -infinity() : (state.maximum[half] * scale_log2 + log2_fast(sum)) * kLn2;
             }
             scale_output(output, inverse);
@@ -328,18 +338,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             named_barrier_sync(kOwnBarrier + consumer, kGroup);
 #pragma unroll
             for (int i = 0; i < kOutputs; i += 2)
-                *reinterpret_cast<unsigned*>(output_chunk(q_tile, warp_row + lane / 4 + i / 2 % 2 * 8, i / 4) +
-                                             lane % 4 * 4) = pack(output[i], output[i + 1]);
+                *reinterpret_cast<unsigned*>(output_chunk(q_tile, out_warp_row + out_lane / 4 + i / 2 % 2 * 8, i / 4) +
+                                             out_lane % 4 * 4) = pack(output[i], output[i + 1]);
             __syncwarp();
             Element* tile_out = out + work.batch * out_batch_stride + work.head * out_head_stride;
             constexpr int kChunks = PADDED_DIM / 8;
-            const int chunk = lane % kChunks;
+            const int chunk = out_lane % kChunks;
 #pragma unroll
-            for (int r = lane / kChunks; r < 16; r += 32 / kChunks) {
-                const int out_row = work.first_row + warp_row + r;
+            for (int r = out_lane / kChunks; r < 16; r += 32 / kChunks) {
+                const int out_row = work.first_row + out_warp_row + r;
                 if (out_row < seqlen_q && chunk * 8 < head_dim)
                     *reinterpret_cast<uint4*>(tile_out + out_row * out_row_stride + chunk * 8) =
-                        *reinterpret_cast<const uint4*>(output_chunk(q_tile, warp_row + r, chunk));
+                        *reinterpret_cast<const uint4*>(output_chunk(q_tile, out_warp_row + r, chunk));
             }
             __syncwarp();
             if (work.key_tiles > 0) {

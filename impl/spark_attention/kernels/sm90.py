@@ -15,18 +15,18 @@ from impl.cuda.tensor_map import TensorMap, loadable
 
 _STAGES = 2
 _BARRIER_BYTES = 8 * (2 + 4 * _STAGES)
-_TILES = {64: (3, 128), 128: (2, 128)}  # consumer warpgroups of 64 query rows each, and keys, by padded head dim
+_CONSUMERS = {64: 3, 128: 2}  # warpgroups of 64 query rows each, by padded head dim
 _REGISTERS = {2: (24, 240), 3: (32, 160)}  # of a producer's and a consumer's thread, by consumers
 
 
 @functools.cache
-def forward_kernel(padded_dim: int, bfloat16: bool) -> Kernel:
-    """The forward for head dims up to `padded_dim` (64 or 128)."""
-    consumers, block_n = _TILES[padded_dim]
+def forward_kernel(padded_dim: int, causal: bool, bfloat16: bool) -> Kernel:
+    """The forward for head dims up to `padded_dim` (64 or 128), with the tile that suits a causal mask or none."""
+    consumers, block_n = _CONSUMERS[padded_dim], _block_n(padded_dim, causal)
     producer_registers, consumer_registers = _REGISTERS[consumers]
     threads = 128 * (consumers + 1)
     return Kernel(
-        name=f"spark_attention_forward_sm90a_d{padded_dim}_{'bf16' if bfloat16 else 'fp16'}",
+        name=f"spark_attention_forward_sm90a_d{padded_dim}_n{block_n}_{'bf16' if bfloat16 else 'fp16'}",
         file=Path(__file__).with_name("forward_sm90a.cu"),
         entry="spark_attention_forward_sm90a",
         arch="sm_90a",
@@ -46,7 +46,16 @@ def forward_kernel(padded_dim: int, bfloat16: bool) -> Kernel:
     )
 
 
-FORWARD = tuple(forward_kernel(padded_dim, bfloat16) for padded_dim in (64, 128) for bfloat16 in (False, True))
+def _block_n(padded_dim: int, causal: bool) -> int:
+    """Keys of a tile: as many as registers allow, but a causal mask wastes half of a diagonal tile."""
+    return 128 if causal or padded_dim == 64 else 176
+
+
+FORWARD = tuple(
+    forward_kernel(padded_dim, causal, bfloat16)
+    for padded_dim, causal in ((64, True), (128, True), (128, False))
+    for bfloat16 in (False, True)
+)
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
@@ -68,14 +77,15 @@ def forward_call(
     """
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
-    kernel = forward_kernel(64 if head_dim <= 64 else 128, q.dtype == torch.bfloat16)
-    consumers, block_n = _TILES[dict(kernel.macros)["PADDED_DIM"]]
-    query_tiles = -(-seqlen_q // (64 * consumers))
+    padded_dim = 64 if head_dim <= 64 else 128
+    kernel = forward_kernel(padded_dim, causal, q.dtype == torch.bfloat16)
+    block_m, block_n = 64 * _CONSUMERS[padded_dim], _block_n(padded_dim, causal)
+    query_tiles = -(-seqlen_q // block_m)
     tiles = query_tiles * heads * batch
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
     sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // k.shape[1], causal_offset, query_tiles, tiles)
     arguments = [
-        TensorMap(q, 64 * consumers),
+        TensorMap(q, block_m),
         TensorMap(k, block_n),
         TensorMap(v, block_n),
         out,

@@ -83,7 +83,7 @@ void finish(const Wgmma& wgmma, int first_row) {
     load_a(wgmma, first_row, a);
     load_b(wgmma, b);
     const int registers = wgmma.n / 2;
-    static thread_local double d[kRows][256];
+    double d[kRows][256];
     const auto each = [&](auto visit) {
         for (int lane = 0; lane < 32; ++lane)
             for (int v = 0; v < registers; ++v)

@@ -52,19 +52,19 @@ _FAULTS = {
         "true",
         f"{_EACH_COPIES}; value = dynamic[4 * thread]",
         "",
-        "where a cp.async has not been waited for",
+        "where an asynchronous copy has not been waited for",
     ),
     "cp.async not committed": (
         "true",
         "copy_async_16(dynamic + 4 * thread, x, true); copy_async_wait<0>(); value = dynamic[4 * thread]",
         "",
-        "where a cp.async has not been waited for",
+        "where an asynchronous copy has not been waited for",
     ),
     "cp.async group still pending": (
         "true",
         f"{_EACH_COPIES}; copy_async_wait<1>(); value = dynamic[4 * thread]",
         "",
-        "where a cp.async has not been waited for",
+        "where an asynchronous copy has not been waited for",
     ),
     "cp.async overwritten": (
         "true",
