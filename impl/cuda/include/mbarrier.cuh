@@ -40,7 +40,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect(unsigned long long* barri
 #endif
 }
 
-// Waits until the last phase with this parity (0 or 1) has completed; of a fresh barrier, one of parity 1 counts as such.
+// Waits until the last phase with this parity (0 or 1) has completed; of a fresh barrier, one of parity 1 counts as
+// such.
 __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
 #ifdef VOLTABENCH_EMULATED
     emulated::mbarrier_wait(barrier, parity);

@@ -24,7 +24,8 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, uns
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     const unsigned barrier_address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+        "%5}], "
         "[%6];" ::"r"(address),
         "l"(map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier_address)
         : "memory");

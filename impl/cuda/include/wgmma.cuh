@@ -84,64 +84,65 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-#define WGMMA_FLOATS_8(d, i)                                                                                        \
+#define WGMMA_FLOATS_8(d, i)                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
-#define WGMMA_NAMES_64 \
+#define WGMMA_NAMES_64                                                        \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_FLOATS_64(d) \
-    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24)
-#define WGMMA_NAMES_128 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define WGMMA_FLOATS_64(d) WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24)
+#define WGMMA_NAMES_128                                                                \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define WGMMA_FLOATS_128(d) \
-    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56)
-#define WGMMA_NAMES_176 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define WGMMA_FLOATS_128(d)                                                                                          \
+    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), \
+        WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56)
+#define WGMMA_NAMES_176                                                                \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87}"
-#define WGMMA_FLOATS_176(d) \
-    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56), WGMMA_FLOATS_8(d, 64), WGMMA_FLOATS_8(d, 72), WGMMA_FLOATS_8(d, 80)
+#define WGMMA_FLOATS_176(d)                                                                                          \
+    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), \
+        WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56), WGMMA_FLOATS_8(d, 64),                  \
+        WGMMA_FLOATS_8(d, 72), WGMMA_FLOATS_8(d, 80)
 
 // wgmma_shared: d = a b, or d += a b when `accumulate`, a and b K-major in shared memory.
 // wgmma_registers: the same with a in registers and b N-major.
 // FIRST, SECOND and so on are the numbers of the operands that follow the accumulators.
 #ifdef VOLTABENCH_EMULATED
-#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                               \
-        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,                 \
-                                                            unsigned long long b, bool accumulate) {                 \
-            emulated::wgmma_shared_##type(d, a, b, accumulate);                                                      \
-        }                                                                                                            \
-        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4],            \
-                                                               unsigned long long b, bool accumulate) {              \
-            emulated::wgmma_registers_##type(d, a, b, accumulate);                                                   \
+#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                    \
+        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,      \
+                                                            unsigned long long b, bool accumulate) {      \
+            emulated::wgmma_shared_##type(d, a, b, accumulate);                                           \
+        }                                                                                                 \
+        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4], \
+                                                               unsigned long long b, bool accumulate) {   \
+            emulated::wgmma_registers_##type(d, a, b, accumulate);                                        \
         }
 #else
-#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                               \
-        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,                 \
-                                                            unsigned long long b, bool accumulate) {                 \
-            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD                                             \
-                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #type "." #type " " WGMMA_NAMES_##N \
-                         ", %" #FIRST ", %" #SECOND ", add, 1, 1, 0, 0;\n}"                                          \
-                         : WGMMA_FLOATS_##N(d)                                                                       \
-                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                         \
-                         : "memory");                                                                                \
-        }                                                                                                            \
-        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4],            \
-                                                               unsigned long long b, bool accumulate) {              \
-            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #SIXTH                                             \
-                         ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #type "." #type " " WGMMA_NAMES_##N \
-                         ", {%" #FIRST ", %" #SECOND ", %" #THIRD ", %" #FOURTH "}, %" #FIFTH                        \
-                         ", add, 1, 1, 1;\n}"                                                                        \
-                         : WGMMA_FLOATS_##N(d)                                                                       \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate))     \
-                         : "memory");                                                                                \
+#    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                                \
+        __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,                  \
+                                                            unsigned long long b, bool accumulate) {                  \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                         "k16.f32." #type "." #type " " WGMMA_NAMES_##N ", %" #FIRST ", %" #SECOND                    \
+                                                                        ", add, 1, 1, 0, 0;\n}"                       \
+                         : WGMMA_FLOATS_##N(d)                                                                        \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                          \
+                         : "memory");                                                                                 \
+        }                                                                                                             \
+        __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4],             \
+                                                               unsigned long long b, bool accumulate) {               \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #SIXTH ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                         "k16.f32." #type "." #type " " WGMMA_NAMES_##N                                               \
+                         ", {%" #FIRST ", %" #SECOND ", %" #THIRD ", %" #FOURTH "}, %" #FIFTH ", add, 1, 1, 1;\n}"    \
+                         : WGMMA_FLOATS_##N(d)                                                                        \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate))      \
+                         : "memory");                                                                                 \
         }
 #endif
 WGMMA(64, f16, 32, 33, 34, 35, 36, 37)

@@ -179,12 +179,11 @@ __device__ __forceinline__ unsigned char* output_chunk(unsigned char* q, int row
     return q + chunk / 8 * kQueryPanelBytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    spark_attention_forward_sm90a(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
-                                  const __grid_constant__ TensorMap v_map, Element* __restrict__ out,
-                                  float* __restrict__ lse, long long out_batch_stride, long long out_head_stride,
-                                  long long out_row_stride, int seqlen_q, int seqlen_k, int head_dim, int num_heads,
-                                  int group, int causal_offset, int query_tiles, int tiles, float softmax_scale) {
+extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forward_sm90a(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    const __grid_constant__ TensorMap v_map, Element* __restrict__ out, float* __restrict__ lse,
+    long long out_batch_stride, long long out_head_stride, long long out_row_stride, int seqlen_q, int seqlen_k,
+    int head_dim, int num_heads, int group, int causal_offset, int query_tiles, int tiles, float softmax_scale) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     unsigned char* q_tile = shared_memory;
     unsigned char* k_tiles = q_tile + kPanels * kQueryPanelBytes;
@@ -255,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         };
         unsigned q_parity = 0;
         unsigned used = 0;  // key tiles, with those in use
-        const auto start_keys = [&](float(&scores)[kScores]) {
+        const auto start_keys = [&](float (&scores)[kScores]) {
             used = __shfl_sync(0xffffffffu, used, 0);  // equal over the warp: descriptors go to uniform registers
             const unsigned stage = stage_of(used);
             mbarrier_wait(&barriers.k_full[stage], parity_of(used));
@@ -264,18 +263,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
             multiply_keys(scores, q_descriptor, advance_descriptor(k_descriptor, stage * kTileBytes));
             ++used;
         };
-        const auto finish_keys = [&](float(&scores)[kScores]) {
+        const auto finish_keys = [&](float (&scores)[kScores]) {
             pin_registers(scores);
             release(&barriers.k_empty[stage_of(used - 1)]);
         };
         // The tile of values is `behind` the newest one of keys.
-        const auto start_values = [&](float(&output)[kOutputs], const unsigned(&p)[kSteps][4], unsigned behind) {
+        const auto start_values = [&](float (&output)[kOutputs], const unsigned (&p)[kSteps][4], unsigned behind) {
             const unsigned stage = stage_of(used - 1 - behind);
             mbarrier_wait(&barriers.v_full[stage], parity_of(used - 1 - behind));
             wgmma_fence();
             multiply_values(output, p, advance_descriptor(v_descriptor, stage * kTileBytes));
         };
-        const auto finish_values = [&](float(&output)[kOutputs], unsigned behind) {
+        const auto finish_values = [&](float (&output)[kOutputs], unsigned behind) {
             wgmma_wait<0>();
             pin_registers(output);
             release(&barriers.v_empty[stage_of(used - 1 - behind)]);

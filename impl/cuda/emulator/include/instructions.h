@@ -91,16 +91,16 @@ __forceinline__ void wgmma_fence() { emulated_wgmma_fence(); }
 __forceinline__ void wgmma_commit() { emulated_wgmma_commit(); }
 __forceinline__ void wgmma_wait(int pending) { emulated_wgmma_wait(pending); }
 
-#define EMULATED_WGMMA(type, bfloat16)                                                                             \
-    template <int REGISTERS>                                                                                       \
-    __forceinline__ void wgmma_shared_##type(float (&d)[REGISTERS], unsigned long long a, unsigned long long b,    \
-                                             bool accumulate) {                                                    \
-        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, accumulate, bfloat16);                                     \
-    }                                                                                                              \
-    template <int REGISTERS>                                                                                       \
-    __forceinline__ void wgmma_registers_##type(float (&d)[REGISTERS], const unsigned (&a)[4],                     \
-                                                unsigned long long b, bool accumulate) {                           \
-        emulated_wgmma(d, 2 * REGISTERS, a, 0, b, accumulate, bfloat16);                                           \
+#define EMULATED_WGMMA(type, bfloat16)                                                                               \
+    template <int REGISTERS>                                                                                         \
+    __forceinline__ void wgmma_shared_##type(float (&d)[REGISTERS], unsigned long long a, unsigned long long b,      \
+                                             bool accumulate) {                                                      \
+        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, accumulate, bfloat16);                                       \
+    }                                                                                                                \
+    template <int REGISTERS>                                                                                         \
+    __forceinline__ void wgmma_registers_##type(float (&d)[REGISTERS], const unsigned (&a)[4], unsigned long long b, \
+                                                bool accumulate) {                                                   \
+        emulated_wgmma(d, 2 * REGISTERS, a, 0, b, accumulate, bfloat16);                                             \
     }
 EMULATED_WGMMA(f16, false)
 EMULATED_WGMMA(bf16, true)

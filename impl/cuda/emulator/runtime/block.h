@@ -77,8 +77,8 @@ struct Block {
     Races races;
     NamedBarrier barriers[16];
     std::map<std::uintptr_t, Mbarrier> mbarriers;  // by address
-    int predicates;           // how many of those at the barrier hold
-    int released_predicates;  // the same at the last barrier
+    int predicates;                                // how many of those at the barrier hold
+    int released_predicates;                       // the same at the last barrier
     std::uint64_t random;
 
 private:

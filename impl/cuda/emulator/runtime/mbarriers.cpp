@@ -1,4 +1,4 @@
-// A tile arrives as late as hardware may deliver it: once its phase lacks nothing but bytes.
+// A tile arrives as late as hardware may deliver it: when a thread waits for a phase that lacks nothing but bytes.
 #include "mbarriers.h"
 
 #include <cstring>
@@ -37,32 +37,35 @@ Mbarrier& barrier_at(unsigned long long* barrier, const void* code) {
 
 void Mbarrier::arrive(std::uint32_t bytes, const void* code) {
     Thread* self = current_thread();
+    if (pending_ == 0) complete_if_due(true);
     if (pending_ == 0) fail(code, "more arrivals at an mbarrier than its phase has; its copies are not complete");
     self->block->races.release(self->id, clock_);
     expected_bytes_ += bytes;
     --pending_;
-    complete_if_due();
+    complete_if_due(false);
 }
 
-void Mbarrier::copy(PendingTile tile, const void*) {
+void Mbarrier::copy(PendingTile tile) {
     Thread* self = current_thread();
     self->block->memory.mark_in_flight(tile.shared, tile.bytes.size());
     self->block->races.release(self->id, clock_);
     tiles_.push_back(std::move(tile));
-    complete_if_due();
+    complete_if_due(false);
 }
 
 void Mbarrier::wait(unsigned parity, const void* code) {
     Thread* self = current_thread();
     while ((phase_ & 1) == parity) {
+        complete_if_due(true);
+        if ((phase_ & 1) != parity) break;
         waiting_.push_back(self);
         self->block->wait("an mbarrier", code);
     }
     self->block->races.acquire(self->id, completed_clock_);
 }
 
-void Mbarrier::complete_if_due() {
-    if (pending_ > 0) return;
+void Mbarrier::complete_if_due(bool wanted) {
+    if (pending_ > 0 || (!tiles_.empty() && !wanted && waiting_.empty())) return;
     Block& block = *current_thread()->block;
     for (const PendingTile& tile : tiles_) {
         const std::uintptr_t window = block.memory.window();
@@ -102,10 +105,12 @@ extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long l
     const long long *sizes = words + kMapSizes, *strides = words + kMapStrides, rows = words[kMapTileRows];
     Memory& memory = current_thread()->block->memory;
     const auto target = reinterpret_cast<std::uintptr_t>(shared);
-    if ((target - memory.window()) % 1024 != 0) fail(CALLER, "a tile swizzled by 128 bytes must lie at a multiple of 1024");
+    if ((target - memory.window()) % 1024 != 0)
+        fail(CALLER, "a tile swizzled by 128 bytes must lie at a multiple of 1024");
     PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * kRowBytes, 0)};
     for (long long r = 0; r < rows; ++r) {
-        if (memory.access(target + r * kRowBytes, kRowBytes, Action::kWrite, CALLER, "tma, to shared") != Space::kShared)
+        if (memory.access(target + r * kRowBytes, kRowBytes, Action::kWrite, CALLER, "tma, to shared") !=
+            Space::kShared)
             fail(CALLER, "the target of a tile is not in shared memory");
         const auto inside = [](long long at, long long size) { return at >= 0 && at < size; };
         if (!inside(row + r, sizes[1]) || !inside(head, sizes[2]) || !inside(batch, sizes[3])) continue;
@@ -119,5 +124,5 @@ extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long l
             fail(CALLER, "the source of a tile is not in global memory");
         std::memcpy(&tile.bytes[r * kRowBytes + first * kElementBytes], reinterpret_cast<void*>(source), bytes);
     }
-    barrier_at(barrier, CALLER).copy(std::move(tile), CALLER);
+    barrier_at(barrier, CALLER).copy(std::move(tile));
 }

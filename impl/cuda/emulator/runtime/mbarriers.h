@@ -18,11 +18,12 @@ class Mbarrier {
 public:
     explicit Mbarrier(unsigned arrivals = 0) : expected_(arrivals), pending_(arrivals) {}
     void arrive(std::uint32_t bytes, const void* code);
-    void copy(PendingTile tile, const void* code);  // by the current thread
+    void copy(PendingTile tile);  // by the current thread
     void wait(unsigned parity, const void* code);
 
 private:
-    void complete_if_due();
+    // The phase is complete when it lacks nothing; tiles come only once a thread waits for them, or they are `wanted`.
+    void complete_if_due(bool wanted);
 
     unsigned expected_, pending_, phase_ = 0;
     long long expected_bytes_ = 0;

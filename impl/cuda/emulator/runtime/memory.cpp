@@ -114,8 +114,8 @@ void Memory::check_state(std::uintptr_t address, unsigned bytes, Action action, 
     std::uint8_t* state = &states_[address - window_];
     for (unsigned i = 0; i < bytes; ++i) {
         if (state[i] == kInFlight)
-            fail(code, "%s of %u bytes at shared byte %zu, where an asynchronous copy has not been waited for", name(action),
-                 bytes, static_cast<std::size_t>(address - window_ + i));
+            fail(code, "%s of %u bytes at shared byte %zu, where an asynchronous copy has not been waited for",
+                 name(action), bytes, static_cast<std::size_t>(address - window_ + i));
         if (action != Action::kWrite && state[i] == kNeverWritten)
             fail(code, "%s of %u bytes at shared byte %zu, which was never written", name(action), bytes,
                  static_cast<std::size_t>(address - window_ + i));

@@ -110,8 +110,16 @@ void issue(Collective* const* waiting, unsigned) {
     const WgmmaCall& first = call(0);
     WgmmaQueue& pending = queue();
     if (!pending.fenced) fail(first.code, "wgmma without a wgmma_fence() since the last wait");
-    Wgmma wgmma{{}, {}, first.a != nullptr, first.accumulate, first.bfloat16, first.n, first.a_descriptor,
-                first.b_descriptor, {}, first.code};
+    Wgmma wgmma{{},
+                {},
+                first.a != nullptr,
+                first.accumulate,
+                first.bfloat16,
+                first.n,
+                first.a_descriptor,
+                first.b_descriptor,
+                {},
+                first.code};
     bool fresh = true;
     for (const auto& group : pending.groups)
         for (const Wgmma& earlier : group) fresh &= earlier.d[0] != first.d;
@@ -150,7 +158,8 @@ void meet_control(const char* name, int pending, const void* code, void (*execut
 
 extern "C" void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long long a_descriptor,
                                unsigned long long b_descriptor, bool accumulate, bool bfloat16) {
-    WgmmaCall call{{"wgmma", kAllLanes, CALLER, issue, true}, d, a, a_descriptor, b_descriptor, n, accumulate, bfloat16};
+    WgmmaCall call{
+        {"wgmma", kAllLanes, CALLER, issue, true}, d, a, a_descriptor, b_descriptor, n, accumulate, bfloat16};
     meet(call);
 }
 

@@ -1,4 +1,5 @@
-// One 64 x KEYS x K product of a warpgroup. Operands come as tiles of 64 columns; K is 64 for A B^T, KEYS for (A B^T) V.
+// One 64 x KEYS x K product of a warpgroup. Operands come as tiles of 64 columns; K is 64 for A B^T, KEYS for (A B^T)
+// V.
 #include "half.cuh"
 #include "mbarrier.cuh"
 #include "tma.cuh"
@@ -16,10 +17,12 @@
 
 constexpr int kTileBytes = 64 * 128;
 
-// scores[64][KEYS] = a[64][64] b[KEYS][64]^T; out[64][DIM] = 16-bit scores[64][KEYS] v[KEYS][DIM]. All coordinates start at `row`.
-extern "C" __global__ void __launch_bounds__(128, 1)
-    multiply(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-             const __grid_constant__ TensorMap v_map, float* scores, float* out, int row) {
+// scores[64][KEYS] = a[64][64] b[KEYS][64]^T; out[64][DIM] = 16-bit scores[64][KEYS] v[KEYS][DIM]. All coordinates
+// start at `row`.
+extern "C" __global__ void __launch_bounds__(128, 1) multiply(const __grid_constant__ TensorMap a_map,
+                                                              const __grid_constant__ TensorMap b_map,
+                                                              const __grid_constant__ TensorMap v_map, float* scores,
+                                                              float* out, int row) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     unsigned char* a = shared_memory;
     unsigned char* b = a + kTileBytes;
