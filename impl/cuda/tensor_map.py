@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -42,25 +43,34 @@ def loadable(tensor: torch.Tensor) -> bool:
 
 def encode(map_: TensorMap) -> bytes:
     """The driver's 128 bytes for `map_`. Raises ValueError when the driver refuses it."""
+    tensor = map_.tensor
+    return _encode(tensor.dtype, tensor.data_ptr(), map_.sizes, map_.stride_bytes, map_.tile_rows)
+
+
+@functools.lru_cache(maxsize=1024)  # a training step launches with the same few maps again and again
+def _encode(
+    dtype: torch.dtype, address: int, sizes: tuple[int, ...], stride_bytes: tuple[int, ...], tile_rows: int
+) -> bytes:
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
+    kind = {
+        torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    }[dtype]
     status, encoded = driver.cuTensorMapEncodeTiled(
-        {
-            torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        }[map_.tensor.dtype],
-        4,
-        map_.tensor.data_ptr(),
-        [driver.cuuint64_t(size) for size in map_.sizes],
-        [driver.cuuint64_t(stride) for stride in map_.stride_bytes],
-        [driver.cuuint32_t(extent) for extent in (COLUMNS, map_.tile_rows, 1, 1)],
-        [driver.cuuint32_t(1)] * 4,
+        kind,
+        len(sizes),
+        address,
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(stride) for stride in stride_bytes],
+        [driver.cuuint32_t(extent) for extent in (COLUMNS, tile_rows, 1, 1)],
+        [driver.cuuint32_t(1) for _ in sizes],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise ValueError(f"no tensor map of {tuple(map_.tensor.shape)}, strides {map_.tensor.stride()}: {status.name}")
+        raise ValueError(f"no tensor map of extents {sizes}, strides of {stride_bytes} bytes: {status.name}")
     return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)

@@ -63,7 +63,8 @@ def launch(
     """Run `kernel` over `grid` blocks on the CPU; takes the place of impl.cuda.launch.launch.
 
     `args` are the entry's parameters in order: CPU tensors, maps of them and numpy scalars. `seed` orders blocks and
-    threads. `check_races` also looks for shared bytes that two threads touch without a barrier between them, one writing.
+    threads. `check_races` also looks for shared bytes that two threads touch without a barrier between them, one
+    writing.
     Raises EmulatedFault at the first fault, BuildError when g++ is missing or refuses the source, TypeError when
     `args` do not fit the entry's parameters, ValueError when a block of the kernel's architecture has less shared
     memory than it wants.

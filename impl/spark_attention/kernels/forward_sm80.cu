@@ -17,6 +17,7 @@
 // How tiles lie in shared memory: tiles_sm80.cuh.
 #include "arguments.cuh"
 #include "math.cuh"
+#include "row_reductions.cuh"
 #include "tiles_sm80.cuh"
 
 constexpr int kThreads = 128;
@@ -54,17 +55,6 @@ __device__ __forceinline__ void multiply_values(float (&accumulator)[kRowTiles][
             }
         }
     }
-}
-
-// Over the four lanes that hold one row of an accumulator.
-__device__ __forceinline__ float row_maximum(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float row_total(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm80(FORWARD_PARAMETERS) {

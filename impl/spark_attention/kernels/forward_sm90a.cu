@@ -15,9 +15,9 @@
 // is a multiple of 8, and all rows start at multiples of 16 bytes (sm90.py says which tensors qualify).
 #include "arguments.cuh"
 #include "barrier.cuh"
-#include "half.cuh"
 #include "math.cuh"
 #include "mbarrier.cuh"
+#include "softmax_sm90a.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -30,8 +30,6 @@ constexpr int kPatternBytes = 8 * kRowBytes;  // the swizzle repeats
 constexpr int kPanelBytes = BLOCK_N * kRowBytes;
 constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kQueryPanelBytes = kBlockRows * kRowBytes;
-constexpr int kScores = BLOCK_N / 2, kOutputs = PADDED_DIM / 2;  // accumulators of a thread
-constexpr int kSteps = BLOCK_N / 16;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -93,85 +91,6 @@ __device__ __forceinline__ void multiply_values(float (&output)[kOutputs], const
 #endif
     }
     wgmma_commit();
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if BFLOAT16
-    return pack_bf16(low, high);
-#else
-    return pack_f16(low, high);
-#endif
-}
-
-// The accumulators of q k^T hold p where the A operand of p v wants it.
-__device__ __forceinline__ void pack_probabilities(unsigned (&p)[kSteps][4], const float (&scores)[kScores]) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[step][i] = pack(scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
-}
-
-// Over the four lanes that hold one row of an accumulator.
-__device__ __forceinline__ float row_maximum(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-
-__device__ __forceinline__ float row_total(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-// A thread has two rows: accumulator i belongs to the lower one when i / 2 is odd.
-struct RowState {
-    float maximum[2], sum[2];
-};
-
-// Scores at and past the first key that their row does not see become -inf. `row` is the thread's upper row, `key`
-// the tile's first key.
-__device__ __forceinline__ void mask_scores(float (&scores)[kScores], int row, int key, int seqlen_k,
-                                            int causal_offset) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int visible = visible_keys(row + 8 * half, seqlen_k, causal_offset) - key - threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (tile * 8 + i >= visible) scores[4 * tile + 2 * half + i] = -infinity();
-    }
-}
-
-// Turns scores into p against the new maximum; what was summed before is to be scaled by `correction`.
-__device__ __forceinline__ void online_softmax(float (&scores)[kScores], RowState& state, float (&correction)[2],
-                                               float scale_log2) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float maximum = state.maximum[half];
-#pragma unroll
-        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
-            maximum = fmaxf(maximum, fmaxf(scores[4 * tile + 2 * half], scores[4 * tile + 2 * half + 1]));
-        maximum = row_maximum(maximum);
-        // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
-        const float base = maximum == -infinity() ? 0.0f : __fmul_rn(maximum, scale_log2);
-        // The old base, rounded as it was then: with an fma, an unchanged maximum would not give exactly 1.
-        correction[half] = exp2_fast(__fmul_rn(state.maximum[half], scale_log2) - base);
-        state.maximum[half] = maximum;
-        float sum = state.sum[half] * correction[half];
-#pragma unroll
-        for (int tile = 0; tile < BLOCK_N / 8; ++tile)
-#pragma unroll
-            for (int i = 4 * tile + 2 * half; i < 4 * tile + 2 * half + 2; ++i) {
-                scores[i] = exp2_fast(fmaf(scores[i], scale_log2, -base));
-                sum += scores[i];
-            }
-        state.sum[half] = sum;
-    }
-}
-
-__device__ __forceinline__ void scale_output(float (&output)[kOutputs], const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) output[i] *= factor[i / 2 % 2];
 }
 
 // 16 bytes of a panel of Q; `row` counts from the panel's start.

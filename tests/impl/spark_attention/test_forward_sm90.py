@@ -10,8 +10,8 @@ import torch
 from harness.ops import OPS
 from harness.verify import Gate
 from impl.cuda import emulator
-from impl.spark_attention.kernels import sm90
 from impl.spark_attention.kernels.forward import empty_outputs
+from impl.spark_attention.kernels.forward_sm90 import forward_call, takes
 from tests.impl.spark_attention.backends import emulated
 
 OP = OPS["attention"]
@@ -35,12 +35,12 @@ def case(**fields):
 
 def forward(backend, q, k, v, causal):
     out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
-    assert sm90.takes(q, k, v, out)
+    assert takes(q, k, v, out)
     if backend == "emulated":
         launch = emulator.launch
     else:
         from impl.cuda.launch import launch
-    launch(*sm90.forward_call(q, k, v, out, lse, causal=causal, softmax_scale=q.shape[-1] ** -0.5))
+    launch(*forward_call(q, k, v, out, lse, causal=causal, softmax_scale=q.shape[-1] ** -0.5))
     return out, lse
 
 
@@ -128,7 +128,7 @@ def test_long_lengths_off_the_tile(backend, seqlen, head_dim, causal):
 def _call(head_dim, seqlen, **fields):
     inputs = OP.inputs(case(head_dim=head_dim, seqlen=seqlen, num_heads=1, causal=True, **fields), "cpu")
     out, lse = (t.fill_(math.nan) for t in empty_outputs(inputs["q"]))
-    call = sm90.forward_call(inputs["q"], inputs["k"], inputs["v"], out, lse, causal=True, softmax_scale=head_dim**-0.5)
+    call = forward_call(inputs["q"], inputs["k"], inputs["v"], out, lse, causal=True, softmax_scale=head_dim**-0.5)
     return call, (out, lse)
 
 
@@ -165,7 +165,7 @@ def test_output_meets_no_bank_conflicts(head_dim):
 
 def test_takes_only_what_the_copy_engine_can_load():
     good = torch.zeros(2, 2, 8, 64, dtype=torch.half)
-    assert sm90.takes(good, good, good, good)
+    assert takes(good, good, good, good)
     bad = {
         "rows off 16 bytes": torch.zeros(2, 2, 8, 68, dtype=torch.half)[..., :64],
         "base off 16 bytes": torch.zeros(2, 2, 8, 72, dtype=torch.half)[..., 1:65],
@@ -173,6 +173,6 @@ def test_takes_only_what_the_copy_engine_can_load():
         "one head for all, by stride 0": torch.zeros(2, 1, 8, 64, dtype=torch.half).expand(2, 2, 8, 64),
         "no keys": torch.zeros(2, 2, 0, 64, dtype=torch.half),
     }
-    assert [reason for reason, tensor in bad.items() if sm90.takes(good, tensor, good, good)] == []
+    assert [reason for reason, tensor in bad.items() if takes(good, tensor, good, good)] == []
     odd = torch.zeros(2, 2, 8, 60, dtype=torch.half)
-    assert not sm90.takes(odd, odd, odd, odd)
+    assert not takes(odd, odd, odd, odd)
