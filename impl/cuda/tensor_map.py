@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from dataclasses import dataclass
 
 import torch
 
 COLUMNS = 64  # of a tile: 128 bytes, the widest swizzle
+MAP_BYTES = 128  # of an encoded map
 _STRIDE_LIMIT = 1 << 40
 
 
@@ -58,19 +60,30 @@ def _encode(
         torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     }[dtype]
-    status, encoded = driver.cuTensorMapEncodeTiled(
-        kind,
-        len(sizes),
-        address,
-        [driver.cuuint64_t(size) for size in sizes],
-        [driver.cuuint64_t(stride) for stride in stride_bytes],
-        [driver.cuuint32_t(extent) for extent in (COLUMNS, tile_rows, 1, 1)],
-        [driver.cuuint32_t(1) for _ in sizes],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    rank = len(sizes)
+    encoded = aligned_buffer(MAP_BYTES)
+    # Not through cuda.bindings, whose CUtensorMap objects are not aligned as the driver wants them.
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(ctypes.addressof(encoded)),
+        ctypes.c_int(kind),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*stride_bytes),
+        (ctypes.c_uint32 * rank)(COLUMNS, tile_rows, 1, 1),
+        (ctypes.c_uint32 * rank)(1, 1, 1, 1),
+        ctypes.c_int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        ctypes.c_int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        ctypes.c_int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
+        ctypes.c_int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise ValueError(f"no tensor map of extents {sizes}, strides of {stride_bytes} bytes: {status.name}")
-    return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
+        name = driver.CUresult(status).name
+        raise ValueError(f"no tensor map of extents {sizes}, strides of {stride_bytes} bytes: {name}")
+    return encoded.raw
+
+
+def aligned_buffer(size: int) -> ctypes.Array:
+    """`size` bytes at a multiple of MAP_BYTES, the strictest alignment of any kernel argument."""
+    room = (ctypes.c_char * (size + MAP_BYTES))()
+    return (ctypes.c_char * size).from_buffer(room, -ctypes.addressof(room) % MAP_BYTES)

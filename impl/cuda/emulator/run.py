@@ -20,13 +20,12 @@ from impl.cuda.emulator import abi
 from impl.cuda.emulator.compile import Library, compile_kernel, debugging
 from impl.cuda.emulator.symbols import source_lines
 from impl.cuda.report import LIMITS
-from impl.cuda.tensor_map import TensorMap
+from impl.cuda.tensor_map import MAP_BYTES, TensorMap, aligned_buffer
 
 Argument = torch.Tensor | TensorMap | np.int32 | np.int64 | np.float32
 
 _GUARD_BYTES = 4096
 _ALIGNMENT = 512  # of cudaMalloc
-_PARAMETER_ALIGNMENT = 64  # of a TensorMap, the widest
 
 
 class EmulatedFault(RuntimeError):
@@ -149,7 +148,7 @@ def _value(argument: Argument, buffers: dict[int, _GuardedBuffer]) -> ctypes.Arr
     if isinstance(argument, TensorMap):
         address = _guarded_address(argument.tensor, buffers)
         words = [address, *argument.sizes, *argument.stride_bytes, argument.tile_rows]  # as in runtime/mbarriers.cpp
-        return _parameter(np.array(words, dtype=np.uint64).tobytes().ljust(128, b"\0"))
+        return _parameter(np.array(words, dtype=np.uint64).tobytes().ljust(MAP_BYTES, b"\0"))
     if isinstance(argument, torch.Tensor):
         argument = np.uint64(_guarded_address(argument, buffers))
     if not isinstance(argument, np.generic):
@@ -167,8 +166,7 @@ def _guarded_address(tensor: torch.Tensor, buffers: dict[int, _GuardedBuffer]) -
 
 
 def _parameter(content: bytes) -> ctypes.Array:
-    room = (ctypes.c_char * (len(content) + _PARAMETER_ALIGNMENT))()
-    value = (ctypes.c_char * len(content)).from_buffer(room, -ctypes.addressof(room) % _PARAMETER_ALIGNMENT)
+    value = aligned_buffer(len(content))
     value.raw = content
     return value
 
