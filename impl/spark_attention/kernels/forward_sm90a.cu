@@ -133,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
             unsigned q_parity = 0, loaded_k = 0, loaded_v = 0;
             for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
                 const Work work = locate(index, query_tiles, num_heads, seqlen_q, seqlen_k, causal_offset);
-                if (work.key_tiles == 0) continue;
                 const auto load = [&](unsigned char* target, const TensorMap* map, unsigned long long* full,
                                       unsigned long long* empty, unsigned& loaded, int tile) {
                     const unsigned stage = stage_of(loaded);
@@ -146,6 +145,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                 };
                 mbarrier_wait(&barriers.q_empty, q_parity ^ 1);
                 q_parity ^= 1;
+                if (work.key_tiles == 0) {
+                    mbarrier_arrive(&barriers.q_full);
+                    continue;
+                }
                 mbarrier_arrive_expect(&barriers.q_full, kPanels * kQueryPanelBytes);
                 for (int panel = 0; panel < kPanels; ++panel)
                     tma_load(q_tile + panel * kQueryPanelBytes, &q_map, &barriers.q_full, panel * 64, work.first_row,
@@ -206,14 +209,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
 #pragma unroll
             for (int i = 0; i < kOutputs; ++i) output[i] = 0.0f;
 
+            mbarrier_wait(&barriers.q_full, q_parity);  // and the buffer is this tile's, for its output at least
+            q_parity ^= 1;
             if (work.key_tiles > 0) {
                 float scores[kScores], correction[2];
                 unsigned p[kSteps][4];
                 const int unmasked_keys = visible_keys(work.first_row + consumer * 64, seqlen_k, causal_offset);
                 int key = (work.key_tiles - 1) * BLOCK_N;
 
-                mbarrier_wait(&barriers.q_full, q_parity);
-                q_parity ^= 1;
                 start_keys(scores);
                 named_barrier_arrive(next_turn, 2 * kGroup);
                 wgmma_wait<0>();
@@ -238,6 +241,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                 finish_values(output, 0);
             }
 
+            // Addresses that are used once a tile would else take registers in the loop over the keys.
             const int here = computed_here(threadIdx.x), out_lane = here % 32, out_warp_row = here / 32 * 16;
             const int lse_row = work.first_row + out_warp_row + out_lane / 4;
             float inverse[2];
@@ -269,11 +273,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                     *reinterpret_cast<uint4*>(tile_out + out_row * out_row_stride + chunk * 8) =
                         *reinterpret_cast<const uint4*>(output_chunk(q_tile, out_warp_row + r, chunk));
             }
+            fence_async_proxy();
             __syncwarp();
-            if (work.key_tiles > 0) {
-                fence_async_proxy();
-                release(&barriers.q_empty);
-            }
+            release(&barriers.q_empty);
         }
     }
 }

@@ -125,8 +125,9 @@ def test_long_lengths_off_the_tile(backend, seqlen, head_dim, causal):
     check(case(batch=2, num_heads=8, seqlen=seqlen, head_dim=head_dim, causal=causal), backend)
 
 
-def _call(head_dim, seqlen, **fields):
-    inputs = OP.inputs(case(head_dim=head_dim, seqlen=seqlen, num_heads=1, causal=True, **fields), "cpu")
+def _call(head_dim, **fields):
+    params = case(**{"head_dim": head_dim, "num_heads": 1, "causal": True} | fields)
+    inputs = OP.inputs(params, "cpu")
     out, lse = (t.fill_(math.nan) for t in empty_outputs(inputs["q"]))
     call = forward_call(inputs["q"], inputs["k"], inputs["v"], out, lse, causal=True, softmax_scale=head_dim**-0.5)
     return call, (out, lse)
@@ -135,7 +136,7 @@ def _call(head_dim, seqlen, **fields):
 @emulated
 @each_head_dim
 def test_no_races_and_the_same_bits_in_any_order(head_dim):
-    call, outputs = _call(head_dim, 390)
+    call, outputs = _call(head_dim, seqlen=390)
     emulator.launch(*call, check_races=True)
     first = [t.clone() for t in outputs]
     emulator.launch(*call, seed=1)
@@ -144,8 +145,9 @@ def test_no_races_and_the_same_bits_in_any_order(head_dim):
 
 @emulated
 @each_head_dim
-def test_a_block_that_does_several_tiles_gives_the_same_bits(head_dim):
-    (kernel, grid, arguments), outputs = _call(head_dim, 390, batch=2)
+@pytest.mark.parametrize("seqlen_q", [390, 700], ids=["keys for all", "tiles without keys"])
+def test_a_block_that_does_several_tiles_gives_the_same_bits(head_dim, seqlen_q):
+    (kernel, grid, arguments), outputs = _call(head_dim, seqlen_q=seqlen_q, seqlen_k=390, num_heads=2)
     emulator.launch(kernel, grid, arguments)
     first = [t.clone() for t in outputs]
     for output in outputs:
@@ -157,7 +159,7 @@ def test_a_block_that_does_several_tiles_gives_the_same_bits(head_dim):
 @emulated
 @each_head_dim
 def test_output_meets_no_bank_conflicts(head_dim):
-    call, _ = _call(head_dim, 128)
+    call, _ = _call(head_dim, seqlen=128)
     shared = [c for c in emulator.count(*call) if c.instruction in ("ld.shared", "st.shared") and c.bytes < 128]
     assert {c.instruction for c in shared} == {"ld.shared", "st.shared"}
     assert [c for c in shared if c.wavefronts != c.ideal_wavefronts] == []
