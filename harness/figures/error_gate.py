@@ -12,6 +12,7 @@ from harness.figures.run import OPS, Run
 from harness.figures.style import BLACK, VERMILLION
 
 TITLE = "Largest error of each case, in units of plain fp16's own error"
+LONG = 32  # characters of a name that leave no room for a second column
 LOWEST, HIGHEST = 0.02, 100.0  # errors beyond are drawn at the edge
 _LIMIT, _PLAIN = {"color": VERMILLION, "linewidth": 1.0}, {"color": BLACK, "linewidth": 0.8, "linestyle": ":"}
 _WRONG = {"linestyle": "", "marker": "x", "color": VERMILLION, "markersize": 5, "zorder": 5}
@@ -29,7 +30,9 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = facets(rows[rows["error_ratio"].notna()], ["op", "direction"])
     tallest = max(group["contender"].nunique() for _, group in panels)
-    figure, cells = page(panels, run, TITLE, height=0.5 + 0.15 * tallest, xlabel="error / allowance")
+    longest = max(len(look.label) for look in run.looks.values())
+    shape = {"columns": 1 if longest > LONG else 2, "wide": True, "height": 0.5 + 0.15 * tallest}
+    figure, cells = page(panels, run, TITLE, xlabel="error / allowance", **shape)
     incorrect = []
     for ax, group in cells:
         series = {name: look for name, look in run.looks.items() if name in set(group["contender"])}
