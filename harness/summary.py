@@ -47,8 +47,9 @@ def print_summary(path: str | Path) -> None:
 def measured(records: pd.DataFrame) -> Table:
     """Rows of status ok by experiment, contender and backend, with the worst error against the gate's limit."""
     table = Table(title="Measured")
-    for name in ("experiment", "contender", "backend"):
-        table.add_column(name, overflow="fold")
+    table.add_column("experiment", overflow="fold")
+    table.add_column("contender", no_wrap=True)
+    table.add_column("backend", overflow="fold")
     for name in ("ok", "of", "error / limit"):
         table.add_column(name, justify="right")
     for (experiment, contender), rows in records.groupby(["experiment", "contender"], sort=False):
@@ -56,7 +57,7 @@ def measured(records: pd.DataFrame) -> Table:
         if ok.empty:
             continue
         error = (ok.error_ratio / ok.error_limit).max()
-        backends = "+".join(sorted(ok.backend.dropna().unique()))
+        backends = ", ".join(sorted(ok.backend.dropna().unique()))
         shown = "exact" if pd.isna(error) else f"{error:.2f}"
         table.add_row(experiment, contender, backends, f"{len(ok)}", f"{len(rows)}", shown)
     return table
