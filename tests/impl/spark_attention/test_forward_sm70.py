@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.verify import max_error, ulp_of_max
 from impl.cuda import emulator
 from impl.spark_attention import reference
 from impl.spark_attention.kernels.sm70 import FORWARD, forward_kernel
@@ -59,13 +58,17 @@ def test_tiles_meet_no_bank_conflicts(head_dim, accumulate):
     assert [c for c in wide if c.wavefronts != c.ideal_wavefronts] == []
 
 
-def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
-    """Hold the error to that of the reference that rounds alike; the gate is for it a matter of luck at a few keys."""
+def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool, within: float = 1.1) -> None:
+    """Hold the error to that of the reference that rounds alike; the gate is for it a matter of luck at a few keys.
+
+    Their sums differ in order, so the root mean squares are compared: the largest error is luck again.
+    """
     options = {"causal": causal, "softmax_scale": q.shape[-1] ** -0.5}
     right, lse_right = reference.attention_forward(q.double(), k.double(), v.double(), **options)
     rounded, lse_rounded = reference.attention_forward(q, k, v, accumulate="fp16", **options)
     out, lse = forward(q, k, v, accumulate="fp16", causal=causal)
-    assert max_error(out, right) <= 1.25 * max_error(rounded, right) + ulp_of_max(right, torch.float16) / 2
+    ours, theirs = (x.double() - right for x in (out, rounded))
+    assert ours.square().mean() <= within**2 * theirs.square().mean()
     torch.testing.assert_close(lse, lse_rounded, rtol=0, atol=1e-3)
     assert torch.equal(lse.isinf(), lse_right.isinf())
 
@@ -95,11 +98,10 @@ def test_fp16_accumulators_err_as_their_roundings_do(head_dim, seqlen_q, seqlen_
 def test_fp16_accumulators_scale_q_before_the_product():
     """q = k = 35 at head dim 128 is 156,800, past the fp16 range; a sum of 16 products of q / 16 is not.
 
-    One seed: fp16 sums miss the gate by a little on a few inputs in a hundred (kernels/VOLTA.md).
+    All probabilities are equal, so that the order of the sums shows in every row: 1.2 to 1.3 times the reference's.
     """
-    torch.manual_seed(0)
-    q, _, v = random_qkv(1, 1, 40, 128)
-    check_fp16(q.fill_(35), q, v, causal=False)
+    q, _, v = random_qkv(1, 16, 40, 128)
+    check_fp16(q.fill_(35), q, v, causal=False, within=1.5)
 
 
 def test_fp16_accumulators_do_not_hide_an_overflow():
