@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from impl.spark_attention import reference
-from impl.spark_attention.kernels import forward
-from impl.spark_attention.kernels.forward import MAX_HEAD_DIM
+from impl.spark_attention.kernels import backward, forward
+from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -36,9 +36,10 @@ def spark_attention(
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
     `accumulate="fp16"` is a less exact variant of the Volta kernel (VOLTA.md). `kernel_arch` picks the kernel by the
-    architecture it was written for, to check the Volta kernel on a newer GPU.
+    architecture it was written for, to check the Volta kernel on a newer GPU. The backward accumulates in fp32 and is
+    the same bit for bit from run to run.
 
-    Raises TypeError or ValueError that says what is wrong; NotImplementedError for the backward on a GPU.
+    Raises TypeError or ValueError that says what is wrong.
     """
     _check(q, k, v, accumulate)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
@@ -100,34 +101,67 @@ def _forward_fake(
 
 @torch.library.custom_op("voltabench::spark_attention_backward", mutates_args=(), device_types="cpu")
 def _backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, softmax_scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    softmax_scale: float,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return reference.attention_backward(dout, q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)
 
 
 @_backward.register_kernel("cuda")
 def _backward_cuda(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, softmax_scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    softmax_scale: float,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError("spark_attention has no backward kernel yet; its backward runs on the CPU only")
+    from impl.cuda.launch import launch
+
+    return backward.attention_backward(
+        *(dout, q, k, v, out, lse),
+        causal=causal,
+        softmax_scale=softmax_scale,
+        launch=launch,
+        arch=kernel_arch or source_arch(q.device),
+    )
 
 
 @_backward.register_fake
 def _backward_fake(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, softmax_scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    softmax_scale: float,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
 
 
 def _save(ctx, inputs, output) -> None:
-    q, k, v, ctx.causal, ctx.softmax_scale, _, _ = inputs
+    q, k, v, causal, softmax_scale, _, kernel_arch = inputs
+    ctx.options = causal, softmax_scale, kernel_arch
     out, lse = output
     ctx.save_for_backward(q, k, v, out, lse)
     ctx.mark_non_differentiable(lse)
 
 
 def _gradients(ctx, dout: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = _backward(dout, *ctx.saved_tensors, ctx.causal, ctx.softmax_scale)
+    dq, dk, dv = _backward(dout, *ctx.saved_tensors, *ctx.options)
     return dq, dk, dv, None, None, None, None
 
 

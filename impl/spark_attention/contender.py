@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.contender import Contender, Prepared, Target
@@ -13,28 +14,46 @@ from harness.ops.calls import attention_call
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from impl.cuda.build import Kernel
+    from impl.spark_attention.kernels.steps import Launch
+
 VOLTA = (7, 0)
 EMULATED_MMA = (
     "this GPU emulates mma.m8n8k4, the Volta kernel's instruction: its result is checked, its time means nothing"
 )
 
 
-def _emulated_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    from impl.cuda import emulator
+def _kernel_call(inputs: Tensors, launch: Launch, arch: str, accumulate: str, causal: bool) -> Callable[[], Tensors]:
+    """As `attention_call`, but the kernels alone, each run by `launch`."""
+    from impl.spark_attention.kernels.backward import attention_backward
     from impl.spark_attention.kernels.forward import attention_forward
 
-    out, _ = attention_forward(q, k, v, emulator.launch, softmax_scale=q.shape[-1] ** -0.5, **options)
-    return out
+    q, k, v = (inputs[name] for name in ("q", "k", "v"))
+    options = {"launch": launch, "causal": causal, "softmax_scale": q.shape[-1] ** -0.5}
+    forward = functools.partial(attention_forward, q, k, v, accumulate=accumulate, kernel_arch=arch, **options)
+    if "dout" not in inputs:
+        return lambda: {"out": forward()[0]}
+    backward = functools.partial(attention_backward, inputs["dout"], q, k, v, *forward(), arch=arch, **options)
+    return lambda: dict(zip(("dq", "dk", "dv"), backward(), strict=True))
+
+
+def _kernels(inputs: Tensors, *options: Any) -> list[Kernel]:
+    """The kernels that `_kernel_call` runs, in order."""
+    kernels: list[Kernel] = []
+    call = _kernel_call(inputs, lambda kernel, *_: kernels.append(kernel), *options)
+    kernels.clear()  # the forward whose backward it is
+    call()
+    return kernels
 
 
 class SparkAttention(Contender):
-    """The kernel written for the newest architecture that the GPU has the instructions of; emulated on a CPU."""
+    """The kernels written for the newest architecture that the GPU has the instructions of; emulated on a CPU."""
 
     name = "spark_attention"
     op = "attention"
     role = "ours"
     label = "SparkAttention (ours)"
-    summary = "our fused attention after SparkAttention, on the kernel written for this GPU"
+    summary = "our fused attention after SparkAttention, on the kernels written for this GPU"
     source = "Xu et al., CCF Trans. HPC 7(1), 2025, doi 10.1007/s42514-024-00211-0"
     sources = ("impl/spark_attention", "impl/cuda", "harness/ops/calls.py")
 
@@ -48,43 +67,39 @@ class SparkAttention(Contender):
             return "the Volta kernel takes float16 only"
         if params.head_dim > 128:
             return f"head_dim is at most 128, not {params.head_dim}"
-        if params.direction == "backward":
-            if target.is_cuda:
-                return "there is no backward kernel yet; its backward runs on the CPU only"
-            if self.accumulate == "fp16":
-                return "the fp16-accumulate variant is a forward; its backward is that of spark_attention"
+        if params.direction == "backward" and self.accumulate == "fp16":
+            return "the fp16-accumulate variant is a forward; its backward is that of spark_attention_sm70"
         return None
 
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+        from impl.cuda import emulator
         from impl.cuda.backend import kernel_fields
         from impl.spark_attention.api import spark_attention
-        from impl.spark_attention.kernels.forward import select_kernel, source_arch
+        from impl.spark_attention.kernels.forward import source_arch
 
-        q, k, v = inputs["q"], inputs["k"], inputs["v"]
-        arch = self.kernel_arch or source_arch(q.device)
-        options = {"causal": params.causal, "accumulate": self.accumulate, "kernel_arch": arch}
-        forward = functools.partial(spark_attention, **options)
-        if params.direction == "backward":
-            return Prepared(attention_call(forward, inputs), backend="reference")
-
-        kernel = select_kernel(q, k, v, self.accumulate, arch)
-        fields = kernel_fields([kernel], q.device)
+        device = inputs["q"].device
+        arch = self.kernel_arch or source_arch(device)
+        kernels = _kernels(inputs, arch, self.accumulate, params.causal)
+        fields = kernel_fields(kernels[::-1], device)  # the last one does the work, the first may prepare
         if fields["backend"] != "reference":
-            fields["tuning"] = {"kernel": kernel.name, "block_n": dict(kernel.macros)["BLOCK_N"]}
+            fields["tuning"] = {"kernel": " + ".join(kernel.name for kernel in kernels)}
         if target.capability > VOLTA and arch == "sm_70":
             fields["no_times"] = EMULATED_MMA
         if fields["backend"] == "emulated":
-            forward = functools.partial(_emulated_forward, **options)
+            run = _kernel_call(inputs, emulator.launch, arch, self.accumulate, params.causal)
+        else:
+            options = {"causal": params.causal, "accumulate": self.accumulate, "kernel_arch": arch}
+            run = attention_call(functools.partial(spark_attention, **options), inputs)
         variant = "fp16 accumulate" if self.accumulate == "fp16" else None
-        return Prepared(attention_call(forward, inputs), variant=variant, **fields)
+        return Prepared(run, variant=variant, **fields)
 
 
 class SparkAttentionSm70(SparkAttention):
-    """The Volta kernel on any GPU: on a newer one only its result is checked."""
+    """The Volta kernels on any GPU: on a newer one only their results are checked."""
 
     name = "spark_attention_sm70"
     label = "SparkAttention (Volta kernel)"
-    summary = "the mma.m8n8k4 kernel; timed on a V100, checked on any GPU"
+    summary = "the mma.m8n8k4 kernels; timed on a V100, checked on any GPU"
     kernel_arch = "sm_70"
 
 

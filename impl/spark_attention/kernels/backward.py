@@ -10,7 +10,7 @@ from torch import Tensor
 
 from impl.cuda.build import Kernel
 from impl.spark_attention.kernels import backward_sm70, sm80
-from impl.spark_attention.kernels.forward import rows_aligned
+from impl.spark_attention.kernels.forward import check_dtype, rows_aligned
 from impl.spark_attention.kernels.steps import Launch, Step, strides
 
 
@@ -32,8 +32,9 @@ def attention_backward(
 
     The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each element of q,
     head_dim rounded up to 64 or 128, by the sm_80 kernels, and 4 bytes for each row of q by the sm_70 ones, which take
-    float16 only.
+    float16 only. Raises ValueError where `arch` has no kernel for the element type.
     """
+    check_dtype(q.dtype, arch)
     gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     steps_of = backward_sm70.backward_steps if arch == "sm_70" else backward_steps
     for step in steps_of(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):

@@ -59,13 +59,18 @@ def select_kernel(q: Tensor, k: Tensor, v: Tensor, accumulate: str, arch: str) -
 
     Raises ValueError when `arch` has none for the element type or accumulator.
     """
+    check_dtype(q.dtype, arch)
     head_dim, bfloat16 = q.shape[-1], q.dtype == torch.bfloat16
-    if arch == "sm_70" and bfloat16:
-        raise ValueError("bfloat16 needs compute capability 8.0 or newer; the Volta kernel takes float16")
     if arch == "sm_80" and accumulate == "fp16":
         raise ValueError("accumulate='fp16' is a variant of the Volta kernel; this GPU's kernel accumulates in fp32")
     aligned = head_dim % 8 == 0 and all(rows_aligned(t) for t in (q, k, v))
     return _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, bfloat16 or accumulate == "fp16")
+
+
+def check_dtype(dtype: torch.dtype, arch: str) -> None:
+    """Raises ValueError when the kernels written for `arch` do not take `dtype`."""
+    if arch == "sm_70" and dtype == torch.bfloat16:
+        raise ValueError("bfloat16 needs compute capability 8.0 or newer; the Volta kernel takes float16")
 
 
 @functools.cache

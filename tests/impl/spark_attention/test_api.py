@@ -49,7 +49,7 @@ def test_fp16_accumulation_is_of_the_volta_kernel():
 
 @on_each_device
 def test_passes_torchs_checks_of_a_custom_op(device):
-    q, k, v = (t.requires_grad_(device == "cpu") for t in tensors(device=device))
+    q, k, v = (t.requires_grad_() for t in tensors(device=device))
     torch.library.opcheck(torch.ops.voltabench.spark_attention_forward, (q, k, v, True, 0.25, "fp32", None))
 
 

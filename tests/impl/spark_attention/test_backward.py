@@ -1,4 +1,4 @@
-"""The recompute backward of the CPU op against float64 through the gate."""
+"""The op's backward through autograd against float64 through the gate: the reference on a CPU, kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import torch
 from harness.ops import OPS
 from harness.verify import Gate
 from impl.spark_attention.api import spark_attention
+from tests.impl.spark_attention.backends import gpu
 from tests.impl.spark_attention.distortions import DISTORTIONS
 
 OP = OPS["attention"]
 
 
-def gradients(inputs, causal):
+def gradients(inputs, causal, kernel_arch=None):
     leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
-    out = spark_attention(*leaves, causal=causal)
+    out = spark_attention(*leaves, causal=causal, kernel_arch=kernel_arch)
     return dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, leaves, inputs["dout"]), strict=True))
 
 
-def check(inputs=None, **fields):
+def check(inputs=None, kernel_arch=None, **fields):
     params = OP.Params(**{"direction": "backward", "batch": 1, "num_heads": 2, "head_dim": 64, **fields})
     inputs = inputs or OP.inputs(params, "cpu")
-    verdict = Gate(OP, params, inputs).check(gradients(inputs, params.causal))
+    verdict = Gate(OP, params, inputs).check(gradients(inputs, params.causal, kernel_arch))
     assert verdict.passed, verdict.reason
 
 
@@ -111,9 +112,17 @@ def test_large_activations_stay_finite():
     assert all(gradient.isfinite().all() for gradient in gradients(inputs, causal=False).values())
 
 
-@pytest.mark.gpu
-def test_a_gpu_says_that_there_is_no_backward_kernel():
-    q = torch.randn(1, 1, 8, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    out = spark_attention(q, q, q)
-    with pytest.raises(NotImplementedError, match="no backward kernel yet"):
-        out.sum().backward()
+@gpu
+@pytest.mark.parametrize("arch", [None, "sm_70"], ids=["native", "sm_70"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 111, 128])
+def test_on_a_gpu_by_the_kernels(head_dim, causal, arch):
+    fields = {"batch": 2, "num_heads": 4, "num_heads_kv": 2, "seqlen_q": 300, "seqlen_k": 517, "head_dim": head_dim}
+    params = OP.Params(direction="backward", causal=causal, **fields)
+    check(OP.inputs(params, "cuda"), kernel_arch=arch, causal=causal, **fields)
+
+
+@gpu
+def test_bfloat16_on_a_gpu():
+    fields = {"seqlen": 300, "dtype": "bfloat16"}
+    check(OP.inputs(OP.Params(direction="backward", batch=1, num_heads=2, head_dim=64, **fields), "cuda"), **fields)

@@ -33,7 +33,7 @@ def case(**fields):
         ("spark_attention", {"dtype": "bfloat16"}, V100, "bfloat16 needs compute capability 8.0"),
         ("spark_attention", {"dtype": "float32"}, CPU, "takes float16 or bfloat16"),
         ("spark_attention", {"head_dim": 256}, H200, "head_dim is at most 128"),
-        ("spark_attention", {"direction": "backward"}, H200, "no backward kernel yet"),
+        ("spark_attention", {"direction": "backward"}, H200, None),
         ("spark_attention", {"direction": "backward"}, CPU, None),
         ("spark_attention_sm70", {"dtype": "bfloat16"}, H200, "takes float16 only"),
         ("spark_attention_fp16acc", {"direction": "backward"}, CPU, "is a forward"),
@@ -56,41 +56,53 @@ def prepare_and_check(name, params, target):
 @emulated
 @pytest.mark.parametrize("fields", [{"causal": True}, {"head_dim": 111, "seqlen_q": 33, "seqlen_k": 65}])
 @pytest.mark.parametrize(
-    ("name", "arch"),
-    [("spark_attention", "sm_80"), ("spark_attention_sm70", "sm_70"), ("spark_attention_fp16acc", "sm_70")],
+    ("name", "arch", "direction"),
+    [
+        ("spark_attention", "sm_80", "forward"),
+        ("spark_attention", "sm_80", "backward"),
+        ("spark_attention_sm70", "sm_70", "forward"),
+        ("spark_attention_sm70", "sm_70", "backward"),
+        ("spark_attention_fp16acc", "sm_70", "forward"),
+    ],
 )
-def test_on_a_cpu_the_kernel_is_emulated(name, arch, fields, monkeypatch):
-    monkeypatch.setattr(reference, "attention_forward", lambda *_, **__: pytest.fail("the reference ran"))
-    prepared = prepare_and_check(name, case(seed=3, **fields), CPU)
+def test_on_a_cpu_the_kernels_are_emulated(name, arch, direction, fields, monkeypatch):
+    for function in ("attention_forward", "attention_backward"):
+        monkeypatch.setattr(reference, function, lambda *_, **__: pytest.fail("the reference ran"))
+    prepared = prepare_and_check(name, case(seed=3, direction=direction, **fields), CPU)
     assert (prepared.backend, prepared.kernel_arch, prepared.built_arch) == ("emulated", arch, "cpu")
-    assert f"_{arch.replace('_', '')}_" in prepared.tuning["kernel"]
+    kernels = prepared.tuning["kernel"].split(" + ")
+    assert len(kernels) == (1 if direction == "forward" else 2)
+    assert all(direction in kernel and f"_{arch.replace('_', '')}_" in kernel for kernel in kernels)
     assert prepared.kernel_hash
     assert "time" in prepared.no_times
 
 
-@pytest.mark.parametrize("name", ["spark_attention", "spark_attention_sm70", "spark_attention_fp16acc"])
-def test_without_a_compiler_the_reference_runs_and_says_why(name, without_compiler):
-    prepared = prepare_and_check(name, case(causal=True, seqlen_q=200), CPU)
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("spark_attention", "backward"), ("spark_attention_sm70", "forward"), ("spark_attention_fp16acc", "forward")],
+)
+def test_without_a_compiler_the_reference_runs_and_says_why(name, direction, without_compiler):
+    prepared = prepare_and_check(name, case(causal=True, seqlen_q=200, direction=direction), CPU)
     assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
     assert (prepared.tuning, prepared.no_times) == ({}, None)
     assert "reference" in prepared.note
     assert "install g++" in prepared.note
 
 
-def test_the_backward_is_the_reference():
-    prepared = prepare_and_check("spark_attention", case(direction="backward", causal=True), CPU)
-    assert (prepared.backend, prepared.kernel_arch, prepared.no_times) == ("reference", None, None)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "arch"),
-    [("spark_attention", None), ("spark_attention_sm70", "sm_70"), ("spark_attention_fp16acc", "sm_70")],
+    ("name", "arch", "direction"),
+    [
+        ("spark_attention", None, "forward"),
+        ("spark_attention", None, "backward"),
+        ("spark_attention_sm70", "sm_70", "backward"),
+        ("spark_attention_fp16acc", "sm_70", "forward"),
+    ],
 )
-def test_on_a_gpu_a_kernel_runs(name, arch):
+def test_on_a_gpu_a_kernel_runs(name, arch, direction):
     capability = torch.cuda.get_device_capability()
     target = Target("cuda", torch.cuda.get_device_name(), capability)
-    prepared = prepare_and_check(name, case(causal=True), target)
+    prepared = prepare_and_check(name, case(causal=True, direction=direction), target)
     assert prepared.backend == "kernel"
     assert prepared.kernel_arch == (arch or ("sm_70" if capability < (8, 0) else "sm_80"))
     assert (prepared.no_times is None) == (prepared.kernel_arch == "sm_80" or capability == (7, 0))
