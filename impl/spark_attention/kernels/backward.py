@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from impl.cuda.build import Kernel
+from impl.cuda.steps import Launch, Step, rows_aligned, strides
 from impl.spark_attention.kernels import backward_sm70, sm80
-from impl.spark_attention.kernels.forward import check_dtype, rows_aligned
-from impl.spark_attention.kernels.steps import Launch, Step, strides
+from impl.spark_attention.kernels.forward import check_dtype
 
 
 def attention_backward(

@@ -14,10 +14,10 @@
 // the registers for their outputs.
 #define ACCUMULATE_FP16 0
 #define P_THROUGH_SHARED 0
+#include "attention/mask_sm70.cuh"
+#include "attention/products_sm70.cuh"
+#include "attention/recompute_sm70.cuh"
 #include "backward_arguments_sm70.cuh"
-#include "mask_sm70.cuh"
-#include "products_sm70.cuh"
-#include "recompute_sm70.cuh"
 
 constexpr int kBlockRows = kThreads / 32 * kWarpRows;
 

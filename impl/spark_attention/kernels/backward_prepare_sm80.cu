@@ -5,9 +5,9 @@
 // order over head_dim, that give the backward's dout v^T: for a row with one key, where out = v, their difference
 // is exactly 0. Fragments come straight from global memory, which this kernel is bound by; 40 to 48 registers, no
 // shared memory.
+#include "attention/tiles_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "math.cuh"
-#include "tiles_sm80.cuh"
 
 constexpr int kThreads = 128;
 

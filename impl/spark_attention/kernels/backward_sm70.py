@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from impl.cuda.steps import Step, rows_aligned, strides
 from impl.spark_attention.kernels import sm70
-from impl.spark_attention.kernels.forward import rows_aligned
-from impl.spark_attention.kernels.steps import Step, strides
 
 
 def backward_steps(

@@ -23,11 +23,11 @@
 //
 // Registers: dk and dv 128, s and dp 64 or dq 32 and packed p and ds 32; what is left is little, so addresses are
 // computed where they are used (forget_origin).
+#include "attention/tiles_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "math.cuh"
 #include "registers.cuh"
 #include "semaphore.cuh"
-#include "tiles_sm80.cuh"
 
 constexpr int kThreads = 2 * PADDED_DIM;
 constexpr int kBlockKeys = 128;

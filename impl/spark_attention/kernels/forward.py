@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from impl.cuda.build import Kernel
+from impl.cuda.steps import rows_aligned
 from impl.spark_attention.kernels import sm70, sm80
 
 MAX_HEAD_DIM = 128
@@ -76,11 +77,6 @@ def check_dtype(dtype: torch.dtype, arch: str) -> None:
 @functools.cache
 def _forward_kernel(arch: str, padded_dim: int, aligned: bool, variant: bool) -> Kernel:
     return _SOURCES[arch].forward_kernel(padded_dim, aligned, variant)
-
-
-def rows_aligned(tensor: Tensor) -> bool:
-    """Whether all rows of a tensor of 16-bit elements start at multiples of 16 bytes."""
-    return tensor.data_ptr() % 16 == 0 and all(s * tensor.itemsize % 16 == 0 for s in tensor.stride()[:-1])
 
 
 def forward_grid(kernel: Kernel, q: Tensor) -> tuple[int, int, int]:

@@ -27,9 +27,10 @@
 // A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all rows start at
 // multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit accesses.
 #define WARP_ROWS 32
-#include "mask_sm70.cuh"
+#include "arguments.cuh"
+#include "attention/mask_sm70.cuh"
+#include "attention/products_sm70.cuh"
 #include "math.cuh"
-#include "products_sm70.cuh"
 
 constexpr int kBlockRows = 128;
 constexpr float kLog2e = 1.4426950408889634f;

@@ -16,9 +16,9 @@
 // A-operand layout of one 16-key step.
 // How tiles lie in shared memory: tiles_sm80.cuh.
 #include "arguments.cuh"
+#include "attention/row_reductions.cuh"
+#include "attention/tiles_sm80.cuh"
 #include "math.cuh"
-#include "row_reductions.cuh"
-#include "tiles_sm80.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kBlockRows = 128;

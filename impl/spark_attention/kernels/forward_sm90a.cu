@@ -14,10 +14,10 @@
 // of a sequence need no care but the mask. The output leaves through the rows of Q in whole 16-byte chunks: head_dim
 // is a multiple of 8, and all rows start at multiples of 16 bytes (sm90.py says which tensors qualify).
 #include "arguments.cuh"
+#include "attention/softmax_sm90a.cuh"
 #include "barrier.cuh"
 #include "math.cuh"
 #include "mbarrier.cuh"
-#include "softmax_sm90a.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 

@@ -1,7 +1,7 @@
 // Rows on their way from global through registers to shared memory, Volta's way to overlap a copy with work, and how
 // they lie there: rows of PADDED_DIM elements, cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8).
 #pragma once
-#include "arguments.cuh"
+#include "tensors.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kChunk = 8;

@@ -1,9 +1,9 @@
 // The online softmax on the accumulators of wgmma: from scores to the A operand of p v, in registers.
 #pragma once
-#include "arguments.cuh"
 #include "half.cuh"
 #include "math.cuh"
 #include "row_reductions.cuh"
+#include "tensors.cuh"
 
 constexpr int kScores = BLOCK_N / 2, kOutputs = PADDED_DIM / 2;  // accumulators of a thread
 constexpr int kSteps = BLOCK_N / 16;

@@ -26,3 +26,8 @@ class Step:
 def strides(*tensors: Tensor) -> list[np.int64]:
     """Batch, head and row stride of each tensor, in elements."""
     return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def rows_aligned(tensor: Tensor) -> bool:
+    """Whether all rows of a tensor of 16-bit elements start at multiples of 16 bytes."""
+    return tensor.data_ptr() % 16 == 0 and all(s * tensor.itemsize % 16 == 0 for s in tensor.stride()[:-1])

@@ -4,9 +4,9 @@
 // touch all banks. A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all
 // rows start at multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit loads.
 #pragma once
-#include "arguments.cuh"
 #include "copy_async.cuh"
 #include "mma_sm80.cuh"
+#include "tensors.cuh"
 
 constexpr int kChunk = 8;
 constexpr int kChunks = PADDED_DIM / kChunk;

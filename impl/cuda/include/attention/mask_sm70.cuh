@@ -1,8 +1,8 @@
 // Scores that the causal mask or the end of the keys hides, in a warp's tiles of products_sm70.cuh.
 #pragma once
-#include "arguments.cuh"
 #include "math.cuh"
 #include "probabilities_sm70.cuh"
+#include "tensors.cuh"
 
 // Rows are queries from `first_row` on, columns keys from `key` on: those a row does not see become -inf.
 template <int TILES>
