@@ -12,10 +12,8 @@ from harness.ops.base import Tensors
 from harness.ops.calls import attention_call
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from impl.cuda.build import Kernel
-    from impl.spark_attention.kernels.steps import Launch
+    from impl.cuda.steps import Launch
 
 VOLTA = (7, 0)
 EMULATED_MMA = (
