@@ -21,11 +21,11 @@
 // 1,280 (2,560) m16n8k16 and 2,450 (5,000) wavefronts of shared memory, to which dq adds a tenth: 2.1 clocks for each
 // product, where mma.sync on sm_90 needs 1.6. It binds, as in FlashAttention-2, whose warp tiles come to as many.
 //
+// Masks, p and ds, and the sums over queries: attention/backward_sm80.cuh.
 // Registers: dk and dv 128, s and dp 64 or dq 32 and packed p and ds 32; what is left is little, so addresses are
 // computed where they are used (forget_origin).
-#include "attention/tiles_sm80.cuh"
+#include "attention/backward_sm80.cuh"
 #include "backward_arguments.cuh"
-#include "math.cuh"
 #include "registers.cuh"
 #include "semaphore.cuh"
 
@@ -41,28 +41,10 @@ constexpr int kDimTiles = kWarpDims / 8;
 constexpr bool kSharedKeys = PADDED_DIM > kWarpDims;  // by two warps
 constexpr int kHeadsTogether = 16;
 constexpr int kScoreUnroll = PADDED_DIM == 64 && !ALIGNED ? 2 : 4;
-constexpr float kLog2e = 1.4426950408889634f;
 
 typedef unsigned Fragments[kKeyTiles][kRowSteps][4];  // A operands: 32 keys by 32 queries
 typedef float KeyGradient[kKeyTiles][kDimTiles][4];   // 32 keys by 64 dims
 typedef float QueryGradient[2][4][4];                 // 32 queries by 32 dims
-
-// The two pairs that a lane holds of an accumulator, 8 rows apart.
-__device__ __forceinline__ void store_pairs(Element* rows, const float (&value)[4], float scale, int row, int column,
-                                            int row_count, int head_dim) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        if (row + half * 8 >= row_count) continue;
-        const unsigned packed = pack(value[half * 2] * scale, value[half * 2 + 1] * scale);
-        Element* to = rows + static_cast<long long>(row + half * 8) * head_dim + column;
-#if ALIGNED
-        if (column < head_dim) *reinterpret_cast<unsigned*>(to) = packed;
-#else
-        if (column < head_dim) to[0] = packed & 0xffff;
-        if (column + 1 < head_dim) to[1] = packed >> 16;
-#endif
-    }
-}
 
 // Key block and key-value head (of all batches) of this block's ticket.
 struct Work {
@@ -77,46 +59,6 @@ __device__ __forceinline__ Work take_work(int* ticket_counter, int* shared_ticke
     const int heads = min(kHeadsTogether, batch_heads - first_head);
     const int rest = ticket - first_head * key_blocks;
     return {rest / heads, first_head + rest % heads};
-}
-
-// gradient += a rows for 32 keys, 32 queries and 64 dims; `rows` are the queries, `offset` the lane's
-// rows_first_offset.
-__device__ __forceinline__ void accumulate(KeyGradient& gradient, const Fragments& a, const Element* rows, int offset,
-                                           int first_chunk) {
-#pragma unroll
-    for (int step = 0; step < kRowSteps; ++step)
-#pragma unroll
-        for (int d = 0; d < kDimTiles; d += 2) {
-            unsigned b[4];
-            load_matrix_x4_transposed(b, rows + step * 16 * PADDED_DIM + at_chunk(offset, first_chunk + d));
-#pragma unroll
-            for (int m = 0; m < kKeyTiles; ++m) {
-                multiply(gradient[m][d], a[m][step], b[0], b[1]);
-                multiply(gradient[m][d + 1], a[m][step], b[2], b[3]);
-            }
-        }
-}
-
-// To and from a tile of keys by kBlockRows queries; `keys` is the warp's first row of it.
-__device__ __forceinline__ void store_fragments(Element* keys, const Fragments& a, int half, int lane) {
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-        for (int step = 0; step < kRowSteps; ++step)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int row = m * 16 + i % 2 * 8 + lane / 4, chunk = half * kRowTiles + step * 2 + i / 2;
-                *reinterpret_cast<unsigned*>(chunk_at<kBlockRows>(keys, row, chunk) + lane % 4 * 2) = a[m][step][i];
-            }
-}
-
-__device__ __forceinline__ void load_fragments(Fragments& a, const Element* keys, int half, int lane) {
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-        for (int step = 0; step < kRowSteps; ++step)
-            load_matrix_x4(a[m][step], keys + m * 16 * kBlockRows +
-                                           at_chunk(rows_first_offset<kBlockRows>(lane), half * kRowTiles + step * 2));
 }
 
 // product += ds k for this warp's 32 queries and 32 dims of it.
@@ -250,42 +192,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                                               dout_tile + half * kHalfRows * PADDED_DIM, rows_first, chunks_first);
 
             const int row = tile * kBlockRows + half * kHalfRows;
-            if (first_key + warp_key + kWarpKeys > visible_keys(row, seqlen_k, causal_offset)) {
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m)
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const int key = first_key + warp_key + m * 16 + i / 2 * 8 + lane / 4;
-                        const int hidden_rows = key < seqlen_k ? key - causal_offset - row : kHalfRows;
-#pragma unroll
-                        for (int n = 0; n < kRowTiles; ++n)
-                            if (n * 8 + lane % 4 * 2 + i % 2 < hidden_rows) s[m][n][i] = -infinity();
-                    }
-            }
+            if (first_key + warp_key + kWarpKeys > visible_keys(row, seqlen_k, causal_offset))
+                mask_queries(s, first_key + warp_key + lane / 4, row, seqlen_k, causal_offset, lane);
 
             const float4* statistics_pairs =
                 reinterpret_cast<const float4*>(statistics_tiles + stage * kBlockRows + half * kHalfRows);
-#pragma unroll
-            for (int n = 0; n < kRowTiles; ++n) {
-                const float4 pair = statistics_pairs[n * 4 + lane % 4];  // lse, delta of two rows
-#pragma unroll
-                for (int m = 0; m < kKeyTiles; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        const float lse = i % 2 ? pair.z : pair.x, delta = i % 2 ? pair.w : pair.y;
-                        // Rounded as the forward's lse was: with one key that counts, p is exactly 1 at any size.
-                        s[m][n][i] = exp2_fast((__fmul_rn(s[m][n][i], softmax_scale) - lse) * kLog2e);
-                        dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        p[m][n / 2][n % 2 * 2 + i] = pack(s[m][n][i * 2], s[m][n][i * 2 + 1]);
-                        ds[m][n / 2][n % 2 * 2 + i] = pack(dp[m][n][i * 2], dp[m][n][i * 2 + 1]);
-                    }
-                }
-            }
-            store_fragments(ds_tile + warp_key * kBlockRows, ds, half, lane);
-            if (kSharedKeys) store_fragments(p_tile + warp_key * kBlockRows, p, half, lane);
+            recompute(p, ds, s, dp, statistics_pairs, softmax_scale, lane);
+            store_fragments<kBlockRows>(ds_tile + warp_key * kBlockRows, ds, half * kRowTiles, lane);
+            if (kSharedKeys) store_fragments<kBlockRows>(p_tile + warp_key * kBlockRows, p, half * kRowTiles, lane);
             // Early, to have the sums when the product comes to them; not earlier, for want of registers.
             if (!kSharedKeys && pass == 1) start_sum(dq_sum, partial, summed + head_tile, work.key_block);
             accumulate(dv_sum, p, dout_tile + half * kHalfRows * PADDED_DIM, rows_first, dim_chunk);
@@ -295,9 +209,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         if (kSharedKeys) {
             const int half = own_half ^ 1;
             start_sum(dq_sum, partial, summed + head_tile, work.key_block);
-            load_fragments(p, p_tile + warp_key * kBlockRows, half, lane);
+            load_fragments<kBlockRows>(p, p_tile + warp_key * kBlockRows, half * kRowTiles, lane);
             accumulate(dv_sum, p, dout_tile + half * kHalfRows * PADDED_DIM, rows_first, dim_chunk);
-            load_fragments(ds, ds_tile + warp_key * kBlockRows, half, lane);
+            load_fragments<kBlockRows>(ds, ds_tile + warp_key * kBlockRows, half * kRowTiles, lane);
             accumulate(dk_sum, ds, q_tile + half * kHalfRows * PADDED_DIM, rows_first, dim_chunk);
         }
         multiply_keys(dq_sum, ds_tile, k_tile, ds_offset, rows_first, dq_row / kChunk, dq_dim / kChunk);

@@ -1,8 +1,9 @@
 // Tiles of 16-bit elements in shared memory, how they are filled from global memory, and products of them.
 //
-// Rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that ldmatrix's eight rows and the copies
-// touch all banks. A head dim below PADDED_DIM is filled with zeros in shared memory only. ALIGNED says that all
-// rows start at multiples of 16 bytes and head_dim is a multiple of 8; without it, plain 16-bit loads.
+// Rows are cut into 16-byte chunks; chunk c of row r lies at c ^ (r % 8), in rows of 32 elements at c ^ (r / 2 % 4), so
+// that ldmatrix's eight rows and the copies touch all banks. A head dim below PADDED_DIM is filled with zeros in shared
+// memory only. ALIGNED says that all rows start at multiples of 16 bytes and head_dim is a multiple of 8; without it,
+// plain 16-bit loads.
 #pragma once
 #include "copy_async.cuh"
 #include "mma_sm80.cuh"
@@ -28,9 +29,14 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 }
 
 // WIDTH is the elements of one row of the tile.
+template <int WIDTH>
+__device__ __forceinline__ int swizzle(int row) {
+    return WIDTH == 32 ? row / 2 & 3 : row & 7;
+}
+
 template <int WIDTH = PADDED_DIM>
 __device__ __forceinline__ Element* chunk_at(Element* tile, int row, int chunk) {
-    return tile + row * WIDTH + ((chunk ^ (row & 7)) * kChunk);
+    return tile + row * WIDTH + ((chunk ^ swizzle<WIDTH>(row)) * kChunk);
 }
 
 // Starts to fill `tile` with ROWS rows by the block's THREADS threads; rows past `rows_left` and columns past
@@ -65,12 +71,12 @@ __device__ __forceinline__ const Element* thread_chunk(const Element* source, lo
 // B operand side by side, and the four of its A operand in order.
 template <int WIDTH = PADDED_DIM>
 __device__ __forceinline__ int rows_first_offset(int lane) {
-    return lane % 16 * WIDTH + (lane / 16 ^ lane % 8) * kChunk;
+    return lane % 16 * WIDTH + (lane / 16 ^ swizzle<WIDTH>(lane % 8)) * kChunk;
 }
 
 template <int WIDTH = PADDED_DIM>
 __device__ __forceinline__ int chunks_first_offset(int lane) {
-    return (lane / 16 * 8 + lane % 8) * WIDTH + (lane / 8 % 2 ^ lane % 8) * kChunk;
+    return (lane / 16 * 8 + lane % 8) * WIDTH + (lane / 8 % 2 ^ swizzle<WIDTH>(lane % 8)) * kChunk;
 }
 
 // The same offset for the two chunks from `chunk` (even) on: moving by whole chunks is a xor below 8, an addition
@@ -106,5 +112,24 @@ __device__ __forceinline__ void multiply_transposed(float (&product)[M_TILES][N_
                 multiply(product[m][n + 1], a[m], b[2], b[3]);
             }
         }
+    }
+}
+
+// Writes a warp's 32 rows of a tile in whole chunks to out + row * row_stride, for rows below `row_count`; `warp_row`
+// is the first of them.
+__device__ __forceinline__ void store_rows(Element* warp_tile, Element* out, long long row_stride, int warp_row,
+                                           int row_count, int head_dim, int lane) {
+    const int chunk = lane % kChunks;
+    for (int row = lane / kChunks; row < 32; row += 32 / kChunks) {
+        const int out_row = warp_row + row;
+        const int columns = out_row < row_count ? head_dim - chunk * kChunk : 0;
+        const Element* from = chunk_at(warp_tile, row, chunk);
+        Element* to = out + out_row * row_stride + chunk * kChunk;
+#if ALIGNED
+        if (columns > 0) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+#else
+        for (int i = 0; i < kChunk; ++i)
+            if (i < columns) to[i] = from[i];
+#endif
     }
 }
