@@ -14,7 +14,7 @@ import torch
 
 from impl.cuda.emulator.run import count
 from impl.flash_llm.formats import TiledCSL
-from impl.flash_llm.kernels import tiled_csl
+from impl.flash_llm.kernels import Plan, tiled_csl
 from impl.spark_attention.kernels.forward import attention_forward
 
 Call = Callable[[Callable[..., None]], object]  # launches through the function it is given
@@ -29,9 +29,10 @@ def calls() -> Iterator[tuple[str, Call]]:
             yield f"B=1 H=1 S=256 D={head_dim}", partial(attention_forward, q, k, v, **options)
     w = torch.randn(256, 512).half().masked_fill(torch.rand(256, 512) < 0.8, 0)
     weight = TiledCSL.from_dense(w)
-    for n in tiled_csl.SPMM:
-        operands = (weight.entries, weight.offsets, torch.randn(512, n).half(), 256, tiled_csl.Plan(n, split_k=2))
-        yield f"M=256 K=512 N={n} split K=2, 80 % zeros", partial(tiled_csl.multiply, *operands)
+    for n, kernel in tiled_csl.SPMM.items():
+        operands = (weight.data, weight.offsets, torch.randn(512, n).half(), 256)
+        plan = Plan(kernel, tile_m=128, tile_n=n, split_k=2)
+        yield f"M=256 K=512 N={n} split K=2, 80 % zeros", partial(plan.multiply, *operands)
 
 
 def table() -> pd.DataFrame:

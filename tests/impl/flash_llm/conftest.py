@@ -1,4 +1,4 @@
-"""Random inputs of this run, and the three ways to multiply: reference, emulated kernel, kernel on a GPU."""
+"""Random inputs of this run, the formats, and the ways to multiply: reference, emulated kernel, kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from impl.cuda import emulator
-from impl.flash_llm.api import flash_llm_spmm
-from impl.flash_llm.formats import TiledCSL
-from impl.flash_llm.kernels import tiled_csl
+from impl.flash_llm.api import spmm
+from impl.flash_llm.formats import FORMATS
+from impl.flash_llm.kernels import Device, Problem, choose_plan
+from tests.impl.flash_llm.devices import A100
 
 _GUARD_BYTES = 256
 
@@ -29,32 +30,36 @@ def poisoned_allocations():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(
-    params=[
-        "reference",
-        "emulated",
-        pytest.param("kernel", marks=pytest.mark.gpu),
-    ]
-)
-def multiply(request):
-    """`multiply(w, x, split_k=None)` gives Y [m, n] on the CPU, by the backend the test is run for."""
+@pytest.fixture(params=FORMATS)
+def kind(request):
+    """A format."""
+    return FORMATS[request.param]
+
+
+@pytest.fixture(params=["reference", "emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
+def multiply(request, kind):
+    """`multiply(w, x, split_k=None)` gives Y [m, n] on the CPU, in a format and by the backend the test is run for."""
     if request.param == "reference":
-        return lambda w, x, split_k=None: flash_llm_spmm(TiledCSL.from_dense(w), x, split_k)
+        return lambda w, x, split_k=None: spmm(kind.from_dense(w), x, split_k)
     if request.param == "emulated":
         if reason := emulator.available():
             pytest.skip(reason)
-        launch = functools.partial(emulator.launch, check_races=True)
-        return lambda w, x, split_k=None: _multiply_by(launch, w, x, split_k, sm_count=4)
+        launch, device = functools.partial(emulator.launch, check_races=True), A100
+        return lambda w, x, split_k=None: _by_kernel(launch, device, kind.from_dense(w), x, split_k)
     from impl.cuda.launch import launch
 
-    sm_count = torch.cuda.get_device_properties(0).multi_processor_count
-    return lambda w, x, split_k=None: _multiply_by(guarded(launch), w.cuda(), to_cuda(x), split_k, sm_count).cpu()
+    device = Device.of(torch.device("cuda", torch.cuda.current_device()))
+
+    def on_gpu(w, x, split_k=None):
+        return _by_kernel(guarded(launch), device, kind.from_dense(w.cuda()), to_cuda(x), split_k).cpu()
+
+    return on_gpu
 
 
-def _multiply_by(launch, w, x, split_k, sm_count):
-    weight = TiledCSL.from_dense(w)
-    plan = tiled_csl.choose_plan(*w.shape[:1], x.shape[1], x.shape[0], sm_count, split_k)
-    return tiled_csl.multiply(weight.entries, weight.offsets, x, w.shape[0], plan, launch)
+def _by_kernel(launch, device, weight, x, split_k):
+    m, k = weight.shape
+    plan = choose_plan(weight.name, Problem(m, x.shape[1], k, weight.nbytes, weight.longest), device, split_k)
+    return plan.multiply(weight.data, weight.offsets, x, m, launch)
 
 
 def guarded(launch):

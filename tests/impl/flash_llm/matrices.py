@@ -18,3 +18,7 @@ def assert_is_product(y, w, x):
     assert y.shape == reference.shape
     worst = ((y.double() - reference).abs() / bound).nan_to_num(nan=torch.inf).max()
     assert worst <= 1, f"{worst:.3g} times the bound"
+
+
+def bits(matrix):
+    return matrix.contiguous().view(torch.int16)

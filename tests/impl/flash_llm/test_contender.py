@@ -9,53 +9,56 @@ from harness.contender import Target, discover
 from harness.ops.spmm import SpMM
 from impl.cuda import emulator
 from impl.flash_llm import reference
-from impl.flash_llm.formats import TiledCSL
+from impl.flash_llm.formats import SparseMatrix
 from tests.impl.flash_llm.matrices import assert_is_product
 
 CPU = Target("cpu", "CPU")
-CONTENDER = discover()["spmm"]["flash_llm_tiled_csl"]
+
+
+@pytest.fixture
+def contender(kind):
+    return discover()["spmm"][f"flash_llm_{kind.name}"]
 
 
 def make_params(**changes):
     return SpMM.Params(**{"m": 300, "n": 9, "k": 200, "sparsity": 0.7, **changes})
 
 
-def prepare_and_check(monkeypatch, **changes):
+def prepare_and_check(contender, monkeypatch, **changes):
     """The contender's Prepared, its product held to the bound; what `run` does is multiply, no more."""
     params = make_params(**changes)
     inputs = SpMM().inputs(params, "cpu")
-    prepared = CONTENDER.prepare(params, inputs, CPU)
+    prepared = contender.prepare(params, inputs, CPU)
     with monkeypatch.context() as patch:
-        patch.setattr(TiledCSL, "__post_init__", lambda self: pytest.fail("converted within the timed call"))
+        patch.setattr(SparseMatrix, "__post_init__", lambda self: pytest.fail("converted within the timed call"))
         assert_is_product(prepared.run()["y"], inputs["w"], inputs["x"])
     return prepared
 
 
 @pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
 @pytest.mark.parametrize(("n", "tile_n"), [(3, 8), (9, 16), (64, 64)])
-def test_on_a_cpu_the_kernel_is_emulated(n, tile_n, monkeypatch):
+def test_on_a_cpu_the_kernel_is_emulated(contender, n, tile_n, monkeypatch):
     monkeypatch.setattr(reference, "spmm", lambda *_: pytest.fail("the reference ran"))
-    prepared = prepare_and_check(monkeypatch, n=n)
+    prepared = prepare_and_check(contender, monkeypatch, n=n)
     assert (prepared.backend, prepared.kernel_arch, prepared.built_arch) == ("emulated", "sm_80", "cpu")
-    assert prepared.tuning == {"split_k": 1, "tile_n": tile_n}
+    assert (prepared.tuning["split_k"], prepared.tuning["tile_n"]) == (1, tile_n)
     assert prepared.kernel_hash
     assert "time" in prepared.no_times
 
 
-def test_without_a_compiler_the_reference_runs_and_says_why(monkeypatch, without_compiler):
-    prepared = prepare_and_check(monkeypatch)
+def test_without_a_compiler_the_reference_runs_and_says_why(contender, monkeypatch, without_compiler):
+    prepared = prepare_and_check(contender, monkeypatch)
     assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
     assert (prepared.tuning, prepared.no_times) == ({"split_k": 1}, None)
     assert "reference" in prepared.note
     assert "install g++" in prepared.note
 
 
-def test_bytes_of_the_format_are_reported():
-    params = make_params(m=256, k=128, n=8, sparsity=0.0)
+def test_bytes_of_the_format_are_reported(contender, kind):
+    params = make_params(m=256, k=128, n=8)
     inputs = SpMM().inputs(params, "cpu")
-    inputs["w"].fill_(1)
-    prepared = CONTENDER.prepare(params, inputs, CPU)
-    assert prepared.format_bytes == 4 * 256 * 128 + 4 * 5
+    prepared = contender.prepare(params, inputs, CPU)
+    assert prepared.format_bytes == kind.from_dense(inputs["w"]).nbytes
     assert prepared.bytes_floor == prepared.format_bytes + 2 * 128 * 8 + 2 * 256 * 8
 
 
@@ -68,16 +71,16 @@ def test_bytes_of_the_format_are_reported():
         ({}, CPU, None),
     ],
 )
-def test_what_cannot_run_says_why(changes, target, reason):
-    answer = CONTENDER.unsupported(make_params(**changes), target)
+def test_what_cannot_run_says_why(contender, changes, target, reason):
+    answer = contender.unsupported(make_params(**changes), target)
     assert answer is None if reason is None else reason in answer
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_kernel_runs():
+def test_on_a_gpu_the_kernel_runs(contender):
     params = make_params(m=1000, k=3000)
     inputs = SpMM().inputs(params, "cuda")
-    prepared = CONTENDER.prepare(params, inputs, Target("cuda", "GPU", torch.cuda.get_device_capability()))
+    prepared = contender.prepare(params, inputs, Target("cuda", "GPU", torch.cuda.get_device_capability()))
     assert_is_product(prepared.run()["y"].cpu(), inputs["w"].cpu(), inputs["x"].cpu())
     assert (prepared.backend, prepared.kernel_arch, prepared.tuning["tile_n"]) == ("kernel", "sm_80", 16)
     assert prepared.tuning["split_k"] > 1

@@ -1,38 +1,70 @@
-"""How a product is cut into blocks: a function of its shape and the number of SMs alone."""
+"""How a product is cut into blocks: a function of its shape, the weight's size and the GPU alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from impl.flash_llm.kernels.tiled_csl import choose_plan
+from impl.flash_llm.kernels import Problem, bitmap, choose_plan, tiled_csl
+from tests.impl.flash_llm.devices import A100, H200, OPT_LAYERS, RTX_3090, V100
 
-H200_SMS = 132
-OPT_LAYERS = [(21504, 7168), (7168, 7168), (28672, 7168), (7168, 28672), (49152, 12288), (12288, 49152)]
+LINES = 50  # of the longest block of a bitmap at 80 % zeros
+
+
+def plan(kind, m, n, k, device=H200, split_k=None, longest=LINES):
+    return choose_plan(kind.name, Problem(m, n, k, int(0.64 * m * k), longest), device, split_k)
 
 
 @pytest.mark.parametrize(("n", "tile_n"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (33, 64), (64, 64), (129, 64)])
-def test_narrowest_tile_that_holds_n(n, tile_n):
-    assert choose_plan(128, n, 64, H200_SMS).tile_n == tile_n
+def test_narrowest_tile_that_holds_n(kind, n, tile_n):
+    assert plan(kind, 128, n, 256).tile_n == tile_n
 
 
 @pytest.mark.parametrize(("m", "k"), OPT_LAYERS)
 @pytest.mark.parametrize("n", [8, 16, 32, 64])
-def test_a_layer_fills_the_machine(m, k, n):
-    """At least four fifths of the block slots are taken, averaged over the waves."""
-    plan = choose_plan(m, n, k, H200_SMS)
-    slots = H200_SMS * plan.kernels[0].min_blocks_per_sm
-    blocks = m // 128 * plan.split_k
-    assert blocks / (-(-blocks // slots) * slots) >= 0.8
+def test_a_layer_fills_the_machine(kind, m, k, n):
+    """At least seven tenths of the block slots are taken, averaged over the waves, at 80 % zeros."""
+    chosen = plan(kind, m, n, k)
+    if kind.name == "bitmap":
+        resident = bitmap.resident_blocks(chosen.tile_n, chosen.tile_m // 32, LINES, H200)
+    else:
+        resident = chosen.kernel.min_blocks_per_sm
+    slots, blocks = H200.sm_count * resident, m // chosen.tile_m * chosen.split_k
+    assert blocks / (-(-blocks // slots) * slots) >= 0.7
 
 
-def test_one_row_of_tiles_is_split_and_a_tall_matrix_is_not():
-    assert choose_plan(128, 8, 28672, H200_SMS).split_k > 32
-    assert choose_plan(128 * 4 * H200_SMS * 20, 8, 1024, H200_SMS).split_k == 1
-    assert choose_plan(7168, 4096, 7168, H200_SMS).split_k == 1
-    assert choose_plan(128, 8, 64, H200_SMS).split_k == 1
+def test_one_row_of_tiles_is_split_and_a_tall_matrix_is_not(kind):
+    assert plan(kind, 128, 8, 28672).split_k > 16
+    assert plan(kind, 128 * 4 * 132 * 20, 8, 1024).split_k == 1
+    assert plan(kind, 7168, 4096, 7168).split_k == 1
+    assert plan(kind, 128, 8, 64).split_k == 1
 
 
-def test_a_split_can_be_asked_for():
-    assert choose_plan(128, 8, 640, H200_SMS, split_k=7).split_k == 7
-    with pytest.raises(ValueError, match="split_k=11 must be 1 to 10 for k=640"):
-        choose_plan(128, 8, 640, H200_SMS, split_k=11)
+def test_a_split_can_be_asked_for(kind):
+    k = 10 * kind.tile[1]
+    assert plan(kind, 128, 8, k, split_k=7).split_k == 7
+    with pytest.raises(ValueError, match=f"split_k=11 must be 1 to 10 for k={k}"):
+        plan(kind, 128, 8, k, split_k=11)
+
+
+def test_an_old_gpu_is_refused(kind):
+    with pytest.raises(NotImplementedError, match=f"the {kind.name} kernel needs sm_80 or newer; this GPU is sm_70"):
+        plan(kind, 128, 8, 256, V100)
+
+
+@pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 4), (32, 50, 8), (64, 50, 8), (16, 92, 8)])
+def test_the_number_of_warps_that_puts_more_on_an_sm(n, lines, warps):
+    """228 KiB an SM: at n = 8 two blocks of 8 warps or three of 4, at n = 16 one of 8 or three of 4."""
+    assert bitmap.choose_plan(Problem(7168, n, 7168, 7168 * 7168, lines), H200).tile_m == 32 * warps
+    assert bitmap.choose_plan(Problem(128, n, 7168, 128 * 7168, lines), H200).tile_m == 32 * 4
+
+
+def test_a_dense_weight_takes_a_narrower_tile_or_is_refused():
+    problem = Problem(128, 64, 256, 128 * 136 * 4, longest=136)
+    assert bitmap.choose_plan(problem, A100).tile_n == 16
+    with pytest.raises(ValueError, match="a block of W has 136 lines; 2 stages of them take 147456 bytes"):
+        bitmap.choose_plan(problem, RTX_3090)
+
+
+def test_every_kernel_can_be_planned():
+    for tile_n, kernel in tiled_csl.SPMM.items():
+        assert tiled_csl.choose_plan(Problem(128, tile_n, 64, 0, 0), H200).kernel == kernel

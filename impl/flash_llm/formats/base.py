@@ -1,0 +1,190 @@
+"""What the formats share: a matrix in tiles, converted and checked a strip at a time, and its way back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+STRIP_ELEMENTS = 1 << 22  # elements converted or checked at once; bounds the temporaries
+
+
+@dataclass(frozen=True)
+class SparseMatrix(ABC):
+    """A sparse fp16 matrix [m, k], cut into tiles that are numbered row by row; checked whole when it is made.
+
+    data: int32 [units, words], what is stored, tile after tile; offsets: int32 [tiles + 1], the unit at which each tile
+    begins and the last one ends; shape: (m, k). Raises TypeError for wrong dtypes, ValueError for anything that does
+    not describe a matrix of this shape.
+
+    Stored is what compares unequal to zero, NaN included: every value comes back bit for bit, except that -0.0 comes
+    back as +0.0 (weights pruned by multiplication are full of -0.0).
+    """
+
+    data: Tensor
+    offsets: Tensor
+    shape: tuple[int, int]
+    longest: int = field(init=False)  # units of the longest tile
+
+    name: ClassVar[str]
+    tile: ClassVar[tuple[int, int]]  # rows and columns
+    words: ClassVar[int]  # of 32 bits in a unit
+    units_of_tile: ClassVar[tuple[int, int]]  # fewest and most
+
+    def __post_init__(self) -> None:
+        self._check_structure()
+        tiles_m, tiles_k = self.grid(*self.shape)
+        step = STRIP_ELEMENTS // (self.tile[0] * self.tile[1])
+        for first in range(0, tiles_m * tiles_k, step):
+            self._check_tiles(first, min(first + step, tiles_m * tiles_k))
+
+    @classmethod
+    def grid(cls, m: int, k: int) -> tuple[int, int]:
+        """Tiles along m and along k."""
+        return -(-m // cls.tile[0]), -(-k // cls.tile[1])
+
+    @classmethod
+    def from_dense(cls, w: Tensor) -> Self:
+        """Convert w [m, k] float16, of any strides, on its own device, a strip of rows at a time."""
+        if w.dtype != torch.float16 or w.dim() != 2:
+            raise TypeError(f"w must be a 2-D float16 tensor, not {w.dim()}-D {w.dtype}")
+        return cls._from_strips(lambda begin, end: w[begin:end], (w.shape[0], w.shape[1]), w.device)
+
+    @classmethod
+    def from_csr(cls, crow_indices: Tensor, col_indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Self:
+        """Convert CSR arrays: crow_indices int [m + 1], col_indices int [nnz], values float16 [nnz].
+
+        Columns of a row may come in any order. Repeated ones are summed in float32 and rounded once; zeros
+        among the values, and sums that are zero, are not stored. Raises ValueError for indices that do not fit.
+        """
+        m, k = shape
+        crow, col = crow_indices.long(), col_indices.long()
+        if values.dtype != torch.float16:
+            raise TypeError(f"values must be float16, not {values.dtype}")
+        if col.shape != values.shape or values.dim() != 1:
+            raise ValueError(f"{tuple(col.shape)} column indices for {tuple(values.shape)} values; both must be [nnz]")
+        _check_offsets(crow, "crow_indices", m + 1, len(values))
+        _check_indices(col, "column", k)
+
+        def strip(begin: int, end: int) -> Tensor:
+            bounds = crow[begin : end + 1]
+            entries = slice(int(bounds[0]), int(bounds[-1]))
+            rows = torch.repeat_interleave(torch.arange(end - begin, device=col.device), bounds.diff())
+            dense = torch.zeros(end - begin, k, dtype=torch.float32, device=values.device)
+            dense.index_put_((rows, col[entries]), values[entries].float(), accumulate=True)
+            return dense.half()
+
+        return cls._from_strips(strip, shape, values.device)
+
+    @classmethod
+    def from_coo(cls, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Self:
+        """Convert COO arrays, in any order: indices int [2, nnz] (row, column), values float16 [nnz].
+
+        Repeated elements are summed as in `from_csr`. Raises ValueError for indices that do not fit.
+        """
+        if indices.dim() != 2 or indices.shape[0] != 2:
+            raise ValueError(f"indices must be [2, nnz], not {tuple(indices.shape)}")
+        rows, columns = indices.long()
+        _check_indices(rows, "row", shape[0])
+        order = torch.argsort(rows, stable=True)
+        crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
+        torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
+        return cls.from_csr(crow, columns[order], values[order], shape)
+
+    @classmethod
+    def _from_strips(cls, strip: Callable[[int, int], Tensor], shape: tuple[int, int], device: torch.device) -> Self:
+        """Encode the dense rows `strip(begin, end)`, float16, one strip after the other."""
+        if min(shape) < 1:
+            raise ValueError(f"a matrix of shape {tuple(shape)} has no elements")
+        m, k = shape
+        rows = max(1, STRIP_ELEMENTS // (cls.tile[0] * k)) * cls.tile[0]
+        parts = [cls._encode(cls._cut(strip(begin, min(begin + rows, m)))) for begin in range(0, m, rows)]
+        counts = torch.cat([counts for _, counts in parts])
+        offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
+        torch.cumsum(counts, 0, out=offsets[1:])
+        if offsets[-1] > torch.iinfo(torch.int32).max:
+            raise ValueError(f"{int(offsets[-1])} units do not fit 32-bit offsets; split the matrix")
+        return cls(torch.cat([data for data, _ in parts]), offsets.int(), (m, k))
+
+    @classmethod
+    def _cut(cls, strip: Tensor) -> Tensor:
+        """Rows [r, k] as whole tiles [tiles, rows, columns], filled up with zeros."""
+        rows, columns = strip.shape
+        (tiles_m, tiles_k), (tile_rows, tile_cols) = cls.grid(rows, columns), cls.tile
+        padding = (0, tiles_k * tile_cols - columns, 0, tiles_m * tile_rows - rows)
+        padded = torch.nn.functional.pad(strip, padding).view(tiles_m, tile_rows, tiles_k, tile_cols)
+        return padded.transpose(1, 2).reshape(-1, tile_rows, tile_cols)
+
+    @classmethod
+    @abstractmethod
+    def _encode(cls, tiles: Tensor) -> tuple[Tensor, Tensor]:
+        """The data of dense tiles [tiles, rows, columns], and the count of units of each."""
+
+    @classmethod
+    @abstractmethod
+    def expand(cls, data: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
+        """Tiles `first` to `last` (excluded), as [tiles, rows, columns] float16 with zeros where nothing is stored."""
+
+    @abstractmethod
+    def _check_tiles(self, first: int, last: int) -> None:
+        """Raises ValueError for tiles `first` to `last` (excluded) that no conversion gives."""
+
+    def to_dense(self) -> Tensor:
+        """The matrix [m, k] float16."""
+        m, k = self.shape
+        rows, columns = self.tile
+        dense = torch.empty(m, k, dtype=torch.float16, device=self.device)
+        tiles_k = self.grid(m, k)[1]
+        for row, begin in enumerate(range(0, m, rows)):
+            tiles = self.expand(self.data, self.offsets, row * tiles_k, (row + 1) * tiles_k)
+            strip = tiles.transpose(0, 1).reshape(rows, tiles_k * columns)
+            dense[begin : begin + rows] = strip[: m - begin, :k]
+        return dense
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same matrix on `device`."""
+        return type(self)(self.data.to(device), self.offsets.to(device), self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one multiplication reads of the matrix: data, padding included, and offsets."""
+        return self.data.nbytes + self.offsets.nbytes
+
+    def _check_structure(self) -> None:
+        data, offsets = self.data, self.offsets
+        for name, array, dim in (("data", data, 2), ("offsets", offsets, 1)):
+            if array.dtype != torch.int32 or array.dim() != dim or not array.is_contiguous():
+                raise TypeError(f"{name} must be a contiguous {dim}-D int32 tensor, not {array.dim()}-D {array.dtype}")
+        if data.device != offsets.device:
+            raise ValueError(f"data on {data.device} but offsets on {offsets.device}")
+        if data.shape[1] != self.words or data.data_ptr() % 16:
+            raise ValueError(f"data of {data.shape[1]} words: it must have {self.words}, and be aligned to 16 bytes")
+        if min(self.shape) < 1:
+            raise ValueError(f"a matrix of shape {tuple(self.shape)} has no elements")
+        tiles_m, tiles_k = self.grid(*self.shape)
+        _check_offsets(offsets, "offsets", tiles_m * tiles_k + 1, len(data))
+        counts, (fewest, most) = offsets.diff(), self.units_of_tile
+        if counts.min() < fewest or counts.max() > most:
+            raise ValueError(f"offsets must rise by {fewest} to {most} a tile, not {counts.min()} to {counts.max()}")
+        object.__setattr__(self, "longest", int(counts.max()))
+
+
+def _check_offsets(offsets: Tensor, name: str, length: int, end: int) -> None:
+    """Raises ValueError unless `offsets` [length] rise from 0 to `end`."""
+    if tuple(offsets.shape) != (length,):
+        raise ValueError(f"{name} has shape {tuple(offsets.shape)}; this matrix needs ({length},)")
+    if offsets[0] != 0 or offsets[-1] != end or (offsets.diff() < 0).any():
+        raise ValueError(f"{name} must rise from 0 to {end}")
+
+
+def _check_indices(indices: Tensor, what: str, size: int) -> None:
+    if len(indices) and not (indices.min() >= 0 and indices.max() < size):
+        raise ValueError(f"{what} indices run from {indices.min()} to {indices.max()}; they must be in [0, {size})")
