@@ -117,7 +117,7 @@ TAMPERED = {
     "truncated offsets": (lambda w: {"offsets": w.offsets[:-1]}, "offsets has shape"),
     "falling offsets": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[2]) + 1)}, "offsets must rise"),
     "first offset": (lambda w: {"offsets": change(w.offsets, 0, 1)}, "offsets must rise"),
-    "moved offset": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[1]) - 1)}, "more or fewer|same place|outside the matrix"),
+    "moved offset": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[1]) - 1)}, "more or fewer|same|outside"),
     "another shape": (lambda w: {"shape": (300, 257)}, "offsets has shape"),
     "fewer columns": (lambda w: {"shape": (200, 66)}, "outside the matrix"),
     "fewer rows": (lambda w: {"shape": (194, 100)}, "outside the matrix"),
