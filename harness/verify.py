@@ -50,6 +50,7 @@ class Expectation:
     """What one output is held to."""
 
     reference: Tensor  # float64
+    dtype: Any  # what plain PyTorch gives: the case's, or float32 where it accumulates into float32 weights
     plain_error: float
     ulp: float
     factor: float
@@ -78,22 +79,23 @@ class Gate:
             reference = references[name]
             if reference.isnan().any():
                 raise ValueError(f"the float64 reference of {name} has NaN")
-            plain_error = max_error(plain[name], reference)
+            plain_error, dtype = max_error(plain[name], reference), plain[name].dtype
             if not math.isfinite(plain_error):
                 in_float32 = in_float32 or op.plain(params, inputs, torch.float32)
                 plain_error = max_error(in_float32[name].to(self.dtype), reference)
             if not math.isfinite(plain_error):
                 plain_error = 0.0
-            self.expectations[name] = Expectation(reference, plain_error, ulp_of_max(reference, self.dtype), factor)
+            ulp = ulp_of_max(reference, self.dtype)
+            self.expectations[name] = Expectation(reference, dtype, plain_error, ulp, factor)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(e.reference.shape) for name, e in self.expectations.items()}
 
     def check(self, outputs: Mapping[str, Tensor]) -> Verdict:
-        """Hold `outputs` (by name, in the case's dtype and the references' shapes) against the gate."""
+        """Hold `outputs` (by name, in plain PyTorch's dtype and the references' shapes) against the gate."""
         errors: dict[str, float] = {}
         for name, expected in self.expectations.items():
-            if reason := _misfit(outputs.get(name), expected.reference.shape, self.dtype):
+            if reason := _misfit(outputs.get(name), expected.reference.shape, expected.dtype):
                 return Verdict(f"{name} {reason}")
             errors[name] = max_error(outputs[name], expected.reference)
             if not math.isfinite(errors[name]):

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from baselines._attention import SHARED, below
-from harness.contender import Contender, Prepared, Target, Unsupported
+from harness.contender import Prepared, Target, Unsupported
+from harness.exchange import AttentionContender, Call
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
-from harness.ops.calls import attention_call
+from harness.ops.calls import Forward, attention_call
 from harness.ops.masks import causal_mask
 
 if TYPE_CHECKING:
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
 torch = lazy_import("torch")
 
 
-class Sdpa(Contender):
+class Sdpa(AttentionContender):
     """`is_causal` aligns top-left, so a causal case of unequal lengths gets a boolean mask instead."""
 
-    op = "attention"
     role = "baseline"
     source = "torch.nn.functional.scaled_dot_product_attention"
     sources = (*SHARED, "harness/ops/masks.py")
@@ -35,7 +35,7 @@ class Sdpa(Contender):
             return f"PyTorch has the {self.backend} backend on NVIDIA GPUs only; run on one"
         return None
 
-    def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+    def function(self, params: AttentionParams, target: Target) -> Forward:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = getattr(SDPBackend, self.backend)
@@ -53,27 +53,26 @@ class Sdpa(Contender):
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
-        run = _first_call(lambda: attention_call(forward, inputs))
+        return forward
+
+    def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+        run = self.first_call(lambda: attention_call(self.function(params, target), inputs))
         note = None if target.is_cuda else "PyTorch's CPU implementation of this backend"
         return Prepared(run, backend="library", note=note)
 
-
-def _first_call(make: Callable[[], Callable[[], dict[str, Tensor]]]) -> Callable[[], dict[str, Tensor]]:
-    """Make the call and do it once: cuDNN plans at its first. PyTorch's refusal, whose reason is in its warnings,
-    becomes Unsupported."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            run = make()
-            run()
-        except RuntimeError as error:
-            if not str(error).startswith(("No available kernel", "No viable backend")):
-                raise
-            # One warning introduces a backend, the next says why it is refused; the others name disabled backends.
-            reasons = [str(w.message).split(" (Triggered")[0] for w in caught]
-            told = [r for r in reasons if "not used because" not in r and "disabled" not in r]
-            raise Unsupported(f"PyTorch refuses it: {' '.join(told) or error}; use sdpa_math") from error
-    return run
+    def first_call(self, make: Callable[[], Call]) -> Call:
+        """cuDNN plans in it. PyTorch's refusal, whose reason is in its warnings, becomes Unsupported."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                return super().first_call(make)
+            except RuntimeError as error:
+                if not str(error).startswith(("No available kernel", "No viable backend")):
+                    raise
+                # One warning introduces a backend, the next says why it is refused; others name disabled backends.
+                reasons = [str(w.message).split(" (Triggered")[0] for w in caught]
+                told = [r for r in reasons if "not used because" not in r and "disabled" not in r]
+                raise Unsupported(f"PyTorch refuses it: {' '.join(told) or error}; use sdpa_math") from error
 
 
 def _half_only(params: AttentionParams) -> str | None:

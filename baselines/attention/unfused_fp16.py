@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from baselines._attention import SHARED, has_empty_rows
-from harness.contender import Contender, Prepared, Target
+from harness.contender import Prepared, Target
+from harness.exchange import AttentionContender
 from harness.lazy import lazy_import
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
-from harness.ops.calls import attention_call
+from harness.ops.calls import Forward, attention_call
 from harness.ops.masks import causal_mask
 
 if TYPE_CHECKING:
@@ -18,18 +19,17 @@ if TYPE_CHECKING:
 torch = lazy_import("torch")
 
 
-class UnfusedFp16(Contender):
+class UnfusedFp16(AttentionContender):
     """The published comparison's "PyTorch FP16": scores are materialised and stay in the case's dtype."""
 
     name = "unfused_fp16"
-    op = "attention"
     role = "baseline"
     label = "Unfused FP16"
     summary = "matmul, scale, mask, softmax, matmul; scores in device memory, no upcast"
     source = "PyTorch"
     sources = (*SHARED, "harness/ops/masks.py")
 
-    def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+    def function(self, params: AttentionParams, target: Target) -> Forward:
         hidden = None
         if params.causal:
             hidden = ~causal_mask(range(params.seqlen_q), params.seqlen_q, params.seqlen_k, target.device)
@@ -46,4 +46,7 @@ class UnfusedFp16(Contender):
                 probabilities = probabilities.masked_fill(hidden, 0)
             return torch.matmul(probabilities, v)
 
-        return Prepared(attention_call(forward, inputs), backend="library")
+        return forward
+
+    def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
+        return Prepared(attention_call(self.function(params, target), inputs), backend="library")

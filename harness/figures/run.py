@@ -17,7 +17,7 @@ from harness.figures.style import Look, looks
 from harness.records import Record
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
-OPS = ("attention", "block_sparse_attention", "spmm")  # whose times figures compare
+OPS = ("attention", "block_sparse_attention", "spmm", "training_step")  # whose times figures compare
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
 MISSING = {
     "out_of_memory": "OOM",
@@ -31,8 +31,9 @@ MISSING = {
 
 
 def read_records(path: Path) -> pd.DataFrame:
-    """The records of a Parquet file, with whole numbers as such: pandas makes a nullable integer a float."""
-    records = pd.read_parquet(path)
+    """The records of a Parquet file, with whole numbers as such: pandas makes a nullable integer a float. Columns that
+    an earlier version did not have are null."""
+    records = pd.read_parquet(path).reindex(columns=list(Record.model_fields))
     whole = [name for name, field in Record.model_fields.items() if field.annotation in (int, int | None)]
     return records.astype(dict.fromkeys(whole, "Int64"))
 

@@ -1,4 +1,5 @@
-"""How a contender's attention function becomes the call that is timed: the forward, or the backward alone."""
+"""How a contender's attention function becomes the call that is timed: the forward, the backward alone, or a training
+step of the model that it stands in."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from harness.ops.base import Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from harness.ops.training_step import TrainingStepParams
 
 torch = lazy_import("torch")
 
@@ -38,3 +41,15 @@ def attention_call(forward: Forward, inputs: Tensors) -> Callable[[], dict[str, 
         return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
     return run_backward
+
+
+def training_call(attention: Forward, params: TrainingStepParams, inputs: Tensors) -> Callable[[], dict[str, Tensor]]:
+    """`run` of a Prepared: one step of a model of its own, with a learning rate of 0 and a loss scale that stays, so
+    that every call does the same. `inputs` are those of the op training_step."""
+    from harness.ops.training_step import split
+    from harness.ops.transformer import Training, with_weights
+
+    batch, weights = split(inputs)
+    model = with_weights(params.shape, weights, torch.float32, attention)
+    training = Training(model, getattr(torch, params.dtype), learning_rate=0.0, scale_steps=2**31 - 1)
+    return lambda: training.step(*batch)

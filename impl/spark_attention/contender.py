@@ -6,14 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.contender import Contender, Prepared, Target
+from harness.contender import Prepared, Target
+from harness.exchange import AttentionContender, TrainingStepContender
+from harness.lazy import lazy_import
+from harness.ops import OPS
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
-from harness.ops.calls import attention_call
+from harness.ops.calls import Forward, attention_call
+from harness.ops.training_step import TrainingStepParams
 
 if TYPE_CHECKING:
     from impl.cuda.build import Kernel
     from impl.cuda.steps import Launch
+
+torch = lazy_import("torch")
 
 VOLTA = (7, 0)
 EMULATED_MMA = (
@@ -44,11 +50,22 @@ def _kernels(inputs: Tensors, *options: Any) -> list[Kernel]:
     return kernels
 
 
-class SparkAttention(Contender):
+def _fields(kernels: list[Kernel], target: Target) -> dict[str, Any]:
+    """What `kernel_fields` says, with the kernels' names, and no times for a Volta kernel on another GPU."""
+    from impl.cuda.backend import kernel_fields
+
+    fields = kernel_fields(kernels[::-1], torch.device(target.device))  # the last does the work, the first may prepare
+    if fields["backend"] != "reference":
+        fields["tuning"] = {"kernel": " + ".join(kernel.name for kernel in kernels)}
+    if target.capability > VOLTA and kernels[0].arch == "sm_70":
+        fields["no_times"] = EMULATED_MMA
+    return fields
+
+
+class SparkAttention(AttentionContender):
     """The kernels written for the newest architecture that the GPU has the instructions of; emulated on a CPU."""
 
     name = "spark_attention"
-    op = "attention"
     role = "ours"
     label = "SparkAttention (ours)"
     summary = "our fused attention after SparkAttention, on the kernels written for this GPU"
@@ -69,25 +86,22 @@ class SparkAttention(Contender):
             return "the fp16-accumulate variant is a forward; its backward is that of spark_attention_sm70"
         return None
 
+    def function(self, params: AttentionParams, target: Target) -> Forward:
+        from impl.spark_attention.api import spark_attention
+
+        options = {"causal": params.causal, "accumulate": self.accumulate, "kernel_arch": self.kernel_arch}
+        return functools.partial(spark_attention, **options)
+
     def prepare(self, params: AttentionParams, inputs: Tensors, target: Target) -> Prepared:
         from impl.cuda import emulator
-        from impl.cuda.backend import kernel_fields
-        from impl.spark_attention.api import spark_attention
         from impl.spark_attention.kernels.forward import source_arch
 
-        device = inputs["q"].device
-        arch = self.kernel_arch or source_arch(device)
-        kernels = _kernels(inputs, arch, self.accumulate, params.causal)
-        fields = kernel_fields(kernels[::-1], device)  # the last one does the work, the first may prepare
-        if fields["backend"] != "reference":
-            fields["tuning"] = {"kernel": " + ".join(kernel.name for kernel in kernels)}
-        if target.capability > VOLTA and arch == "sm_70":
-            fields["no_times"] = EMULATED_MMA
+        arch = self.kernel_arch or source_arch(inputs["q"].device)
+        fields = _fields(_kernels(inputs, arch, self.accumulate, params.causal), target)
         if fields["backend"] == "emulated":
             run = _kernel_call(inputs, emulator.launch, arch, self.accumulate, params.causal)
         else:
-            options = {"causal": params.causal, "accumulate": self.accumulate, "kernel_arch": arch}
-            run = attention_call(functools.partial(spark_attention, **options), inputs)
+            run = attention_call(self.function(params, target), inputs)
         variant = "fp16 accumulate" if self.accumulate == "fp16" else None
         return Prepared(run, variant=variant, **fields)
 
@@ -108,3 +122,20 @@ class SparkAttentionFp16Acc(SparkAttentionSm70):
     label = "SparkAttention (fp16 accumulate)"
     summary = "the mma.m8n8k4 kernel with fp16 accumulators; timed on a V100, checked on any GPU"
     accumulate = "fp16"
+
+
+class SparkAttentionStep(TrainingStepContender):
+    """A CPU runs the reference: the kernels of a step would be emulated for minutes."""
+
+    attention = SparkAttention()
+
+    def fields(self, params: TrainingStepParams, target: Target) -> dict[str, Any]:
+        if not target.is_cuda:
+            return {"backend": "reference", "note": "the plain-torch reference: a step's kernels emulate for too long"}
+        from impl.spark_attention.kernels.forward import source_arch
+
+        layer = params.attention("backward").model_copy(update={"batch": 1})
+        backward = OPS["attention"].inputs(layer, target.device)
+        forward = {name: backward[name] for name in ("q", "k", "v")}
+        options = (source_arch(backward["q"].device), SparkAttention.accumulate, layer.causal)
+        return _fields([*_kernels(forward, *options), *_kernels(backward, *options)], target)

@@ -51,11 +51,17 @@ SPMM_SHAPES = [
     {"m": 64, "k": 96, "n": 8, "sparsity": 1.0},
     {"m": 256, "k": 64, "n": 8, "sparsity": 0.0},
 ]
+TRAINING_SHAPES = [
+    {"model": "tiny_encoder", "batch": 2, "seqlen": 37},
+    {"model": "tiny_decoder", "batch": 1, "seqlen": 70},
+    {"model": "tiny_decoder", "batch": 2, "seqlen": 65, "dtype": "bfloat16"},
+]
 DIRECTIONS = ({"direction": "forward"}, {"direction": "backward"})
 CASES: dict[str, list[dict[str, Any]]] = {
     "attention": [{**shape, **d} for shape in ATTENTION_SHAPES for d in DIRECTIONS],
     "block_sparse_attention": [{**shape, **d} for shape in BLOCK_SPARSE_SHAPES for d in DIRECTIONS],
     "spmm": SPMM_SHAPES,
+    "training_step": TRAINING_SHAPES,
 }
 CPU = Target("cpu", "a CPU")
 

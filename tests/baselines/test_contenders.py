@@ -59,6 +59,9 @@ def test_every_contender_the_project_promises_is_there():
             "flash_llm_tiled_csl",
             "flash_llm_bitmap",
         },
+        "training_step": {
+            *("unfused_fp16", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "spark_attention"),
+        },
         "block_sparse_attention": {
             *("flex_attention", "sdpa_masked", "sdpa_dense_cudnn", "sdpa_dense_flash", "sat_block_sparse"),
             *("copy", "naive"),
@@ -180,7 +183,7 @@ def test_replays_in_a_graph_when_it_says_so(op, name, gpu):
     runnable = [params for params in params_of(op) if contender.refusal(params, gpu) is None]
     if not runnable:
         pytest.skip("nothing of it runs here")
-    for params in {getattr(p, "direction", None): p for p in runnable}.values():
+    for params in {getattr(p, "direction", p.dtype): p for p in runnable}.values():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         inputs = inputs_of(op, params, "cuda")

@@ -137,13 +137,15 @@ def test_bytes_floor_is_inputs_and_outputs_once():
 def test_columns_are_columns_of_the_record():
     from harness.records import Record
 
+    attention = {"batch": 1, "num_heads": 2, "seqlen": 40, "head_dim": 8}
+    shapes = {
+        "attention": attention,
+        "block_sparse_attention": {**attention, "block": 32, "density": 0.5},
+        "spmm": {"m": 8, "n": 2, "k": 8, "sparsity": 0.5},
+        "training_step": {"model": "tiny_encoder", "batch": 2, "seqlen": 40},
+    }
     for name, op in OPS.items():
-        shape = {"m": 8, "n": 2, "k": 8, "sparsity": 0.5} if name == "spmm" else {}
-        if not shape:
-            shape = {"batch": 1, "num_heads": 2, "seqlen": 40, "head_dim": 8}
-        if name == "block_sparse_attention":
-            shape |= {"block": 32, "density": 0.5}
-        case = op.Params(**shape)
+        case = op.Params(**shapes[name])
         columns = op.columns(case)
         record = Record(**columns)
         assert all(getattr(record, key) == value for key, value in columns.items())
