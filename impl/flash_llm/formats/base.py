@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-STRIP_ELEMENTS = 1 << 22  # elements converted or checked at once; bounds the temporaries
+STRIP_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 24}  # converted or checked at once: at most about 80 bytes each
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,19 @@ class SparseMatrix(ABC):
 
     def __post_init__(self) -> None:
         self._check_structure()
+        object.__setattr__(self, "longest", int(self.offsets.diff().max()))
         tiles_m, tiles_k = self.grid(*self.shape)
-        step = STRIP_ELEMENTS // (self.tile[0] * self.tile[1])
+        step = STRIP_ELEMENTS[self.device.type] // (self.tile[0] * self.tile[1])
         for first in range(0, tiles_m * tiles_k, step):
             self._check_tiles(first, min(first + step, tiles_m * tiles_k))
+
+    @classmethod
+    def _unchecked(cls, data: Tensor, offsets: Tensor, shape: tuple[int, int], longest: int) -> Self:
+        """A matrix from arrays that this class made."""
+        matrix = object.__new__(cls)
+        for name, value in (("data", data), ("offsets", offsets), ("shape", shape), ("longest", longest)):
+            object.__setattr__(matrix, name, value)
+        return matrix
 
     @classmethod
     def grid(cls, m: int, k: int) -> tuple[int, int]:
@@ -74,9 +83,7 @@ class SparseMatrix(ABC):
             bounds = crow[begin : end + 1]
             entries = slice(int(bounds[0]), int(bounds[-1]))
             rows = torch.repeat_interleave(torch.arange(end - begin, device=col.device), bounds.diff())
-            dense = torch.zeros(end - begin, k, dtype=torch.float32, device=values.device)
-            dense.index_put_((rows, col[entries]), values[entries].float(), accumulate=True)
-            return dense.half()
+            return _scatter(rows * k + col[entries], values[entries], (end - begin, k))
 
         return cls._from_strips(strip, shape, values.device)
 
@@ -90,10 +97,12 @@ class SparseMatrix(ABC):
             raise ValueError(f"indices must be [2, nnz], not {tuple(indices.shape)}")
         rows, columns = indices.long()
         _check_indices(rows, "row", shape[0])
-        order = torch.argsort(rows, stable=True)
         crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
         torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
-        return cls.from_csr(crow, columns[order], values[order], shape)
+        if (rows.diff() < 0).any():
+            order = torch.argsort(rows, stable=True)
+            columns, values = columns[order], values[order]
+        return cls.from_csr(crow, columns, values, shape)
 
     @classmethod
     def _from_strips(cls, strip: Callable[[int, int], Tensor], shape: tuple[int, int], device: torch.device) -> Self:
@@ -101,14 +110,15 @@ class SparseMatrix(ABC):
         if min(shape) < 1:
             raise ValueError(f"a matrix of shape {tuple(shape)} has no elements")
         m, k = shape
-        rows = max(1, STRIP_ELEMENTS // (cls.tile[0] * k)) * cls.tile[0]
+        rows = max(1, STRIP_ELEMENTS[device.type] // (cls.tile[0] * k)) * cls.tile[0]
         parts = [cls._encode(cls._cut(strip(begin, min(begin + rows, m)))) for begin in range(0, m, rows)]
         counts = torch.cat([counts for _, counts in parts])
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
         torch.cumsum(counts, 0, out=offsets[1:])
         if offsets[-1] > torch.iinfo(torch.int32).max:
             raise ValueError(f"{int(offsets[-1])} units do not fit 32-bit offsets; split the matrix")
-        return cls(torch.cat([data for data, _ in parts]), offsets.int(), (m, k))
+        data = torch.cat([data for data, _ in parts])
+        return cls._unchecked(data, offsets.int(), (m, k), int(counts.max()))
 
     @classmethod
     def _cut(cls, strip: Tensor) -> Tensor:
@@ -147,7 +157,7 @@ class SparseMatrix(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """The same matrix on `device`."""
-        return type(self)(self.data.to(device), self.offsets.to(device), self.shape)
+        return self._unchecked(self.data.to(device), self.offsets.to(device), self.shape, self.longest)
 
     @property
     def device(self) -> torch.device:
@@ -172,17 +182,40 @@ class SparseMatrix(ABC):
         tiles_m, tiles_k = self.grid(*self.shape)
         _check_offsets(offsets, "offsets", tiles_m * tiles_k + 1, len(data))
         counts, (fewest, most) = offsets.diff(), self.units_of_tile
-        if counts.min() < fewest or counts.max() > most:
-            raise ValueError(f"offsets must rise by {fewest} to {most} a tile, not {counts.min()} to {counts.max()}")
-        object.__setattr__(self, "longest", int(counts.max()))
+        if (tile := first_true((counts < fewest) | (counts > most))) is not None:
+            raise self._fault(tile, f"offsets give it {int(counts[tile])} units, which are {fewest} to {most}")
+
+    def _fault(self, tile: int, what: str) -> ValueError:
+        """The error that `what` is wrong in a tile."""
+        row, column = divmod(tile, self.grid(*self.shape)[1])
+        return ValueError(f"tile {tile}, from row {row * self.tile[0]} and column {column * self.tile[1]}: {what}")
+
+
+def first_true(wrong: Tensor) -> int | None:
+    """Index of the first True in a 1-D tensor, or None."""
+    return int(wrong.int().argmax()) if wrong.any() else None
 
 
 def _check_offsets(offsets: Tensor, name: str, length: int, end: int) -> None:
-    """Raises ValueError unless `offsets` [length] rise from 0 to `end`."""
     if tuple(offsets.shape) != (length,):
         raise ValueError(f"{name} has shape {tuple(offsets.shape)}; this matrix needs ({length},)")
-    if offsets[0] != 0 or offsets[-1] != end or (offsets.diff() < 0).any():
-        raise ValueError(f"{name} must rise from 0 to {end}")
+    if offsets[0] != 0 or offsets[-1] != end:
+        raise ValueError(f"{name} must rise from 0 to {end}, not from {int(offsets[0])} to {int(offsets[-1])}")
+    if (place := first_true(offsets.diff() < 0)) is not None:
+        falls = f"{int(offsets[place])} to {int(offsets[place + 1])}"
+        raise ValueError(f"{name} must rise from 0 to {end}; at {place + 1} they fall from {falls}")
+
+
+def _scatter(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """`values` at `places` of a matrix of zeros; those of one place are summed in float32 and rounded once."""
+    dense = torch.zeros(shape[0] * shape[1], dtype=torch.float16, device=values.device)
+    taken = torch.zeros_like(dense, dtype=torch.bool)
+    taken[places] = True
+    if taken.count_nonzero() == len(places):
+        dense[places] = values
+    else:
+        dense = dense.float().index_put_((places,), values.float(), accumulate=True).half()
+    return dense.view(shape)
 
 
 def _check_indices(indices: Tensor, what: str, size: int) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from impl.flash_llm.formats.base import SparseMatrix
+from impl.flash_llm.formats.base import SparseMatrix, first_true
 
 BLOCK_ROWS = 32
 BLOCK_COLS = 256
@@ -75,8 +75,10 @@ class Bitmap(SparseMatrix):
         """Every block is as long as its longest lane, and what is stored lies in the matrix."""
         stored = _stored(self.data, self.offsets, first, last)
         longest = (stored.sum(2, dtype=torch.int32).amax(1) + 1) // 2
-        if (MASK_LINES + longest != self.offsets[first : last + 1].diff()).any():
-            raise ValueError("a block has more or fewer lines than its bits say")
+        counts = self.offsets[first : last + 1].diff()
+        if (place := first_true(MASK_LINES + longest != counts)) is not None:
+            needed = MASK_LINES + int(longest[place])
+            raise self._fault(first + place, f"{int(counts[place])} lines, but its bits need {needed}")
         m, k = self.shape
         blocks_k = self.grid(m, k)[1]
         block = torch.arange(first, last, device=self.device)
@@ -86,8 +88,9 @@ class Bitmap(SparseMatrix):
         inside = (row[edge, None] + torch.arange(BLOCK_ROWS, device=self.device) < m).unsqueeze(2) & (
             column[edge, None] + torch.arange(BLOCK_COLS, device=self.device) < k
         ).unsqueeze(1)
-        if (stored[edge] & ~_to_lanes(inside)).any():
-            raise ValueError(f"an element lies outside the matrix of shape {self.shape}")
+        outside = (stored[edge] & ~_to_lanes(inside)).flatten(1).any(1)
+        if (place := first_true(outside)) is not None:
+            raise self._fault(int(block[edge[place]]), f"an element lies outside the matrix of shape {self.shape}")
 
 
 def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:

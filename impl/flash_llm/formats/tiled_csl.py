@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from impl.flash_llm.formats.base import SparseMatrix
+from impl.flash_llm.formats.base import SparseMatrix, first_true
 
 TILE_ROWS = 128
 TILE_COLS = 64
@@ -80,22 +80,25 @@ class TiledCSL(SparseMatrix):
         """Every place lies in its tile and is taken once; what is not zero lies in the matrix."""
         tile, words = _entries_of(self.data, self.offsets, first, last)
         place = words >> 17
-        if (words & 1 << 16).any() or ((place < 0) | (place >= _TILE_SIZE)).any():
-            raise ValueError("an entry's place is outside its tile")
+        self._refuse((words & 1 << 16 != 0) | (place < 0) | (place >= _TILE_SIZE), first, tile, "lies outside its tile")
         home = tile * _TILE_SIZE + place
         owner = torch.empty((last - first) * _TILE_SIZE, dtype=torch.int32, device=words.device)
         number = torch.arange(len(words), device=words.device, dtype=torch.int32)
         owner[home] = number
-        if (owner[home] != number).any():
-            raise ValueError("two entries of a tile have the same place")
+        self._refuse(owner[home] != number, first, tile, "has the place of another")
         m, k = self.shape
         tiles_k = self.grid(m, k)[1]
         element = _element_of_place(words.device).int()[place]
         tiles = torch.arange(first, last, device=words.device, dtype=torch.int32)
         rows_left, columns_left = m - tiles // tiles_k * TILE_ROWS, k - tiles % tiles_k * TILE_COLS
         outside = (element // TILE_COLS >= rows_left[tile]) | (element % TILE_COLS >= columns_left[tile])
-        if (outside & (words & 0xFFFF != 0)).any():
-            raise ValueError(f"an entry lies outside the matrix of shape {self.shape}")
+        self._refuse(outside & (words & 0xFFFF != 0), first, tile, f"lies outside the matrix of shape {self.shape}")
+
+    def _refuse(self, wrong: Tensor, first: int, tile: Tensor, what: str) -> None:
+        """Raises ValueError when one of the entries from tile `first` on, which are of these tiles, is wrong."""
+        if (place := first_true(wrong)) is not None:
+            entry = int(self.offsets[first]) * _VECTOR + place
+            raise self._fault(first + int(tile[place]), f"entry {entry} {what}")
 
 
 def _entries_of(data: Tensor, offsets: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def test_strided_input(kind):
 def test_strips_do_not_show(kind, monkeypatch):
     w = random_sparse(900, 200, 0.3)
     whole = kind.from_dense(w)
-    monkeypatch.setattr(base, "STRIP_ELEMENTS", 128 * 64)
+    monkeypatch.setitem(base.STRIP_ELEMENTS, "cpu", 128 * 64)
     in_strips = kind.from_dense(w)
     assert torch.equal(whole.data, in_strips.data)
     assert torch.equal(whole.offsets, in_strips.offsets)
@@ -51,6 +51,13 @@ def test_csr_and_coo_round_trip(kind, shape):
     csr, coo = w.to_sparse_csr(), w.to_sparse_coo()
     assert torch.equal(kind.from_csr(csr.crow_indices(), csr.col_indices(), csr.values(), shape).to_dense(), w)
     assert torch.equal(kind.from_coo(coo.indices(), coo.values(), shape).to_dense(), w)
+
+
+def test_every_fp16_value_comes_back_from_csr(kind):
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    crow, columns = torch.arange(0, 2**16 + 1, 256), torch.arange(2**16) % 256
+    dense = values.view(256, 256)
+    assert torch.equal(kind.from_csr(crow, columns, values, (256, 256)).data, kind.from_dense(dense).data)
 
 
 def test_unsorted_and_repeated_elements_are_summed(kind):
@@ -111,16 +118,16 @@ def _misaligned(data):
 
 
 TAMPERED = {
-    "truncated data": (lambda w: {"data": w.data[:-1]}, "offsets must rise from 0"),
+    "truncated data": (lambda w: {"data": w.data[:-1]}, "offsets must rise from 0 to {last}, not from 0 to {end}"),
     "narrow data": (lambda w: {"data": w.data[:, :-1].contiguous()}, "it must have"),
     "not aligned": (lambda w: {"data": _misaligned(w.data)}, "aligned to 16 bytes"),
     "truncated offsets": (lambda w: {"offsets": w.offsets[:-1]}, "offsets has shape"),
-    "falling offsets": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[2]) + 1)}, "offsets must rise"),
-    "first offset": (lambda w: {"offsets": change(w.offsets, 0, 1)}, "offsets must rise"),
-    "moved offset": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[1]) - 1)}, "more or fewer|same|outside"),
+    "falling offsets": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[2]) + 1)}, "at 2 they fall from"),
+    "first offset": (lambda w: {"offsets": change(w.offsets, 0, 1)}, "offsets must rise from 0 to {end}, not from 1"),
+    "moved offset": (lambda w: {"offsets": change(w.offsets, 1, int(w.offsets[1]) - 1)}, "tile [01], from row 0 and"),
     "another shape": (lambda w: {"shape": (300, 257)}, "offsets has shape"),
-    "fewer columns": (lambda w: {"shape": (200, 66)}, "outside the matrix"),
-    "fewer rows": (lambda w: {"shape": (194, 100)}, "outside the matrix"),
+    "fewer columns": (lambda w: {"shape": (200, 66)}, r"tile [01], from row 0 and .* lies outside the matrix"),
+    "fewer rows": (lambda w: {"shape": (194, 100)}, r"tile \d, from row (128|192) and .* lies outside the matrix"),
     "no rows": (lambda w: {"shape": (0, 100)}, "no elements"),
     "other dtype": (lambda w: {"data": w.data.long()}, "int32"),
     "other device": (lambda w: {"offsets": w.offsets.to("meta")}, "meta"),
@@ -131,6 +138,9 @@ TAMPERED = {
 def test_a_tampered_container_is_refused(kind, case):
     tamper, message = TAMPERED[case]
     matrix = kind.from_dense(random_sparse(200, 100, 0.5))
+    ends = {"{end}": str(len(matrix.data)), "{last}": str(len(matrix.data) - 1)}
+    for name, value in ends.items():
+        message = message.replace(name, value)
     with pytest.raises((TypeError, ValueError), match=message):
         dataclasses.replace(matrix, **tamper(matrix))
 

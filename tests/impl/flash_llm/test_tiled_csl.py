@@ -63,10 +63,10 @@ def test_stores_of_random_tiles_take_few_cycles(density, excess):
 
 
 TAMPERED = {
-    "place outside": (lambda w: change(w.data, 0, 128 * 64 * 2 << 16), "outside its tile"),
-    "negative place": (lambda w: change(w.data, 0, -1), "outside its tile"),
-    "odd byte": (lambda w: change(w.data, 0, 1 << 16), "outside its tile"),
-    "place twice": (lambda w: change(w.data, 0, int(w.data[0, 1])), "same place"),
+    "place outside": (lambda w: change(w.data, 0, 128 * 64 * 2 << 16), "tile 0, .*: entry 0 lies outside its tile"),
+    "negative place": (lambda w: change(w.data, 0, -1), "tile 0, .*: entry 0 lies outside its tile"),
+    "odd byte": (lambda w: change(w.data, 0, 1 << 16), "tile 0, .*: entry 0 lies outside its tile"),
+    "place twice": (lambda w: change(w.data, 0, int(w.data[0, 1])), "tile 0, .*: entry 0 has the place of another"),
 }
 
 
@@ -80,5 +80,5 @@ def test_tampered_entries_are_refused(case):
 
 def test_a_tile_with_more_entries_than_elements_is_refused():
     entries = torch.zeros(128 * 64 // 4 + 1, 4, dtype=torch.int32)
-    with pytest.raises(ValueError, match="must rise by 0 to 2048 a tile, not 2049"):
+    with pytest.raises(ValueError, match=r"tile 0, .*: offsets give it 2049 units, which are 0 to 2048"):
         TiledCSL(entries, torch.tensor([0, len(entries)], dtype=torch.int32), (128, 64))
