@@ -1,7 +1,8 @@
-"""Flash-LLM's product of a sparse weight and a skinny dense matrix, as a PyTorch op.
+"""Flash-LLM's product of a sparse weight and a skinny dense matrix, and the weight's expansion, as PyTorch ops.
 
-`torch.ops.voltabench.flash_llm_spmm` runs a kernel on CUDA tensors and the reference on CPU tensors; it
-works under autocast, torch.compile and CUDA graphs. It has no gradient: weights are compressed for inference.
+`torch.ops.voltabench.flash_llm_spmm` and `flash_llm_expand` run kernels on CUDA tensors and plain PyTorch on CPU
+tensors; they work under autocast, torch.compile and CUDA graphs. They have no gradient: weights are compressed for
+inference, and `spmm` refuses an x that asks for one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from impl.flash_llm import reference
 from impl.flash_llm.formats import FORMATS, SparseMatrix
 from impl.flash_llm.kernels import Device, Plan, Problem, choose_plan
+from impl.flash_llm.kernels.expand import expand as expand_by
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -24,9 +26,11 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     the number of SMs when left out; the result is the same on every run.
 
     Raises TypeError for another dtype, ValueError for shapes, devices or a split_k that do not fit, and
-    NotImplementedError on a GPU that no kernel of the format is for.
+    NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
     """
     m, k = weight.shape
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("spmm has no gradient; call it under torch.no_grad(), or with x.detach()")
     if x.dim() != 2 or x.shape[0] != k or x.shape[1] < 1:
         raise ValueError(f"x must be [{k}, n] for a weight of shape [{m}, {k}], not {list(x.shape)}")
     if x.device != weight.device:
@@ -34,6 +38,11 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     if max(m, k, x.shape[1]) > _INT32_MAX:
         raise ValueError(f"m={m}, k={k} and n={x.shape[1]} must be below 2^31")
     return _spmm(weight.data, weight.offsets, x, m, weight.name, weight.longest, split_k)
+
+
+def expand(weight: SparseMatrix) -> Tensor:
+    """W [m, k] float16, dense, on the weight's device: by a kernel on a GPU."""
+    return _expand(weight.data, weight.offsets, *weight.shape, weight.name)
 
 
 def plan_for(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Plan:
@@ -70,6 +79,23 @@ def _(data: Tensor, offsets: Tensor, x: Tensor, m: int, kind: str, longest: int,
 def _(data: Tensor, offsets: Tensor, x: Tensor, m: int, kind: str, longest: int, split_k: int | None) -> Tensor:
     _check_dtype(x)
     return x.new_empty(m, x.shape[1])
+
+
+@torch.library.custom_op("voltabench::flash_llm_expand", mutates_args=(), device_types="cuda")
+def _expand(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+    from impl.cuda.launch import launch
+
+    return expand_by(kind, data, offsets, (m, k), launch)
+
+
+@_expand.register_kernel("cpu")
+def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+    return FORMATS[kind].expand_all(data, offsets, (m, k))
+
+
+@_expand.register_fake
+def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+    return data.new_empty(m, k, dtype=torch.float16)
 
 
 _spmm.register_autocast("cuda", torch.float16)

@@ -44,8 +44,8 @@ class SparseMatrix(ABC):
             self._check_tiles(first, min(first + step, tiles_m * tiles_k))
 
     @classmethod
-    def _unchecked(cls, data: Tensor, offsets: Tensor, shape: tuple[int, int], longest: int) -> Self:
-        """A matrix from arrays that this class made."""
+    def of_parts(cls, data: Tensor, offsets: Tensor, shape: tuple[int, int], longest: int) -> Self:
+        """A matrix whose parts a conversion made; not checked again."""
         matrix = object.__new__(cls)
         for name, value in (("data", data), ("offsets", offsets), ("shape", shape), ("longest", longest)):
             object.__setattr__(matrix, name, value)
@@ -118,7 +118,7 @@ class SparseMatrix(ABC):
         if offsets[-1] > torch.iinfo(torch.int32).max:
             raise ValueError(f"{int(offsets[-1])} units do not fit 32-bit offsets; split the matrix")
         data = torch.cat([data for data, _ in parts])
-        return cls._unchecked(data, offsets.int(), (m, k), int(counts.max()))
+        return cls.of_parts(data, offsets.int(), (m, k), int(counts.max()))
 
     @classmethod
     def _cut(cls, strip: Tensor) -> Tensor:
@@ -143,21 +143,26 @@ class SparseMatrix(ABC):
     def _check_tiles(self, first: int, last: int) -> None:
         """Raises ValueError for tiles `first` to `last` (excluded) that no conversion gives."""
 
-    def to_dense(self) -> Tensor:
-        """The matrix [m, k] float16."""
-        m, k = self.shape
-        rows, columns = self.tile
-        dense = torch.empty(m, k, dtype=torch.float16, device=self.device)
-        tiles_k = self.grid(m, k)[1]
+    @classmethod
+    def expand_all(cls, data: Tensor, offsets: Tensor, shape: tuple[int, int]) -> Tensor:
+        """The matrix [m, k] float16 of these data and offsets."""
+        m, k = shape
+        rows, columns = cls.tile
+        dense = torch.empty(m, k, dtype=torch.float16, device=data.device)
+        tiles_k = cls.grid(m, k)[1]
         for row, begin in enumerate(range(0, m, rows)):
-            tiles = self.expand(self.data, self.offsets, row * tiles_k, (row + 1) * tiles_k)
+            tiles = cls.expand(data, offsets, row * tiles_k, (row + 1) * tiles_k)
             strip = tiles.transpose(0, 1).reshape(rows, tiles_k * columns)
             dense[begin : begin + rows] = strip[: m - begin, :k]
         return dense
 
+    def to_dense(self) -> Tensor:
+        """The matrix [m, k] float16."""
+        return self.expand_all(self.data, self.offsets, self.shape)
+
     def to(self, device: torch.device | str) -> Self:
         """The same matrix on `device`."""
-        return self._unchecked(self.data.to(device), self.offsets.to(device), self.shape, self.longest)
+        return self.of_parts(self.data.to(device), self.offsets.to(device), self.shape, self.longest)
 
     @property
     def device(self) -> torch.device:

@@ -1,13 +1,14 @@
-"""Kernels of Flash-LLM: products by a weight in Tiled-CSL or as a bitmap, and the sum of split-K parts."""
+"""Kernels of Flash-LLM: products by a weight in Tiled-CSL or as a bitmap, the sum of split-K parts, and expansion."""
 
 from __future__ import annotations
 
 from impl.flash_llm.kernels import bitmap, tiled_csl
+from impl.flash_llm.kernels.expand import EXPAND
 from impl.flash_llm.kernels.plan import REDUCE, Device, Plan, Problem
 
 __all__ = ["KERNELS", "Device", "Plan", "Problem", "choose_plan"]
 
-KERNELS = (*tiled_csl.SPMM.values(), *bitmap.SPMM.values(), REDUCE)
+KERNELS = (*tiled_csl.SPMM.values(), *bitmap.SPMM.values(), REDUCE, *EXPAND.values())
 _PLANNERS = {  # by format, newest source first: the compute capability it needs, and what plans it
     "tiled_csl": (((8, 0), tiled_csl.choose_plan),),
     "bitmap": (((8, 0), bitmap.choose_plan),),

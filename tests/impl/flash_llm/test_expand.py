@@ -1,0 +1,46 @@
+"""Expansion on a GPU, and emulated, gives what the conversion's inverse gives, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from impl.cuda import emulator
+from impl.flash_llm.kernels.expand import expand
+from tests.impl.flash_llm.conftest import guarded
+from tests.impl.flash_llm.matrices import bits, random_sparse
+
+
+@pytest.fixture(params=["emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
+def expanded(request, kind):
+    """`expanded(w)` gives w compressed and expanded again, on the CPU."""
+    if request.param == "emulated":
+        if reason := emulator.available():
+            pytest.skip(reason)
+        launch, device = functools.partial(emulator.launch, check_races=True), "cpu"
+    else:
+        from impl.cuda.launch import launch as on_gpu
+
+        launch, device = guarded(on_gpu), "cuda"
+
+    def run(w):
+        weight = kind.from_dense(w.to(device))
+        return expand(kind.name, weight.data, weight.offsets, weight.shape, launch).cpu()
+
+    return run
+
+
+@pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (129, 64), (31, 257), (128, 262), (160, 520)])
+def test_every_density_and_edge(expanded, shape, density):
+    w = random_sparse(*shape, density)
+    assert torch.equal(expanded(w), w)
+
+
+def test_every_value(expanded):
+    w = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).view(256, 256)
+    expected = bits(w).clone()
+    expected[expected == -(2**15)] = 0  # -0.0
+    assert torch.equal(bits(expanded(w)), expected)
