@@ -123,9 +123,9 @@ class Contender(ABC):
 
 
 def hash_sources(paths: Iterable[Path]) -> str:
-    """Hash of the sources among these files and below these folders."""
+    """Hash of these files, and of the sources below these folders."""
     kept = (".py", ".cu", ".cuh", ".h", ".cpp")
-    found = {f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f.suffix in kept}
+    found = {f for p in paths for f in ([p] if p.is_file() else p.rglob("*")) if f == p or f.suffix in kept}
     digest = hashlib.sha256()
     for path in sorted(found):
         digest.update(path.name.encode())

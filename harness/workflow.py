@@ -61,6 +61,28 @@ def kernel_hash() -> str:
     )
 
 
+def figures_hash() -> str:
+    """Hash of what figures are drawn by, beside the records."""
+    return hash_sources([ROOT / "harness/figures", *_published()])
+
+
+def claims_hash() -> str:
+    """Hash of what claims are judged by, beside the records."""
+    harness = [ROOT / "harness" / part for part in ("claims.py", "statistics.py", "figures/run.py")]
+    return hash_sources([*harness, *_published()])
+
+
+def notebook_hash(name: str) -> str:
+    """Hash of what a notebook shows the records with."""
+    harness = [ROOT / "harness" / part for part in ("notebooks.py", "tables.py", "statistics.py", "figures")]
+    return hash_sources([ROOT / f"notebooks/{name}.ipynb", *harness, *_published()])
+
+
+def _published() -> list[Path]:
+    paper = ROOT / "results/paper"
+    return [*paper.glob("*.csv"), *paper.glob("*.yaml")]
+
+
 def todo_file(config: Config, name: str) -> Path:
     """The rows that panel `experiment/panel` lacks: the input of its measure job."""
     return config.results / "todo" / f"{name}.txt"

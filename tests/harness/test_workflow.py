@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -193,3 +194,29 @@ def test_claiming_checks_the_machine_only_where_jobs_run_on_it(config, monkeypat
     with pytest.raises(MachineError, match="needs an NVIDIA GPU"):
         claim_run(on_gpu, local=True)
     claim_run(on_gpu, local=False)
+
+
+@pytest.mark.parametrize(
+    ("edited", "drawn", "judged", "shown"),
+    [
+        ("harness/figures/style.py", True, False, True),
+        ("harness/figures/run.py", True, True, True),
+        ("harness/claims.py", False, True, False),
+        ("harness/tables.py", False, False, True),
+        ("notebooks/spmm.ipynb", False, False, True),
+        ("notebooks/attention.ipynb", False, False, False),
+        ("results/paper/claims.yaml", True, True, True),
+        ("harness/measure.py", False, False, False),
+    ],
+)
+def test_what_an_edit_draws_judges_and_shows_again(edited, drawn, judged, shown, tmp_path, monkeypatch):
+    for part in ("harness", "notebooks", "results/paper"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(workflow, "ROOT", tmp_path)
+
+    def hashes() -> list[str]:
+        return [workflow.figures_hash(), workflow.claims_hash(), workflow.notebook_hash("spmm")]
+
+    before = hashes()
+    (tmp_path / edited).write_text((tmp_path / edited).read_text() + "\n")
+    assert [a != b for a, b in zip(before, hashes(), strict=True)] == [drawn, judged, shown]

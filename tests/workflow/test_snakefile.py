@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,9 @@ TINY = {
 RECORDS = "results/tiny/records.parquet"
 
 
-def snakemake(folder: Path, *options: str) -> subprocess.CompletedProcess:
+def snakemake(folder: Path, *options: str, house: Path = ROOT) -> subprocess.CompletedProcess:
     """Snakemake in `folder`, as on a machine without a GPU; stdout and stderr together in `stdout`."""
-    command = [sys.executable, "-m", "snakemake", "-s", str(ROOT / "Snakefile"), "--cores", "1", *options]
+    command = [sys.executable, "-m", "snakemake", "-s", str(house / "Snakefile"), "--cores", "1", *options]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run(command, cwd=folder, env=environment, check=False, timeout=300, **both)
@@ -133,3 +134,33 @@ def test_a_run_is_picked_up_where_it_stopped(tmp_path):
     assert lines(tmp_path, "small")[:3] == whole[:3]
     assert len(lines(tmp_path, "small")) == 4
     assert lines(tmp_path, "first") == first
+
+
+def copy_of_the_house(house: Path) -> Path:
+    """This repository in `house`; of it, Snakefile, workflows and harness can be edited."""
+    for part in ("harness", "workflows"):
+        shutil.copytree(ROOT / part, house / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", house)
+    (house / "results").mkdir()
+    for part in ("baselines", "config", "environment.yml", "impl", "notebooks", "profiles", "results/paper"):
+        (house / part).symlink_to(ROOT / part)
+    return house
+
+
+def test_new_drawing_code_draws_again_and_measures_nothing(tmp_path):
+    house = copy_of_the_house(tmp_path / "the house")
+    spmm = TINY["experiments"]["spmm"]
+    config = tiny(tmp_path, experiments={"spmm": {**spmm, "panels": spmm["panels"][:1]}})
+    options = ("results/tiny/figures/error_gate.svg", "results/tiny/claims.csv", "--configfile", config)
+    done = snakemake(tmp_path, *options, house=house)
+    assert done.returncode == 0, done.stdout
+    assert "Nothing to be done" in snakemake(tmp_path, "-n", *options, house=house).stdout
+
+    steps = {"harness/figures/style.py": "drawing error_gate", "harness/claims.py": "judging the claims"}
+    for edited, again in steps.items():
+        source = house / edited
+        before = source.read_text()
+        source.write_text(before + "\n")
+        planned = snakemake(tmp_path, "-n", *options, house=house).stdout
+        assert [step for step in (*steps.values(), "measuring", "collecting") if step in planned] == [again]
+        source.write_text(before)

@@ -23,6 +23,7 @@ rule figure:
         ENVIRONMENT
     params:
         caption=lambda wildcards: caption(wildcards.figure),
+        drawn_by=run.figures_hash(),
     message:
         "drawing {wildcards.figure}"
     shell:

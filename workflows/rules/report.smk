@@ -13,6 +13,8 @@ rule claims:
         f"{RESULTS}/logs/claims.log",
     conda:
         ENVIRONMENT
+    params:
+        judged_by=run.claims_hash(),
     message:
         "judging the claims"
     shell:
@@ -34,6 +36,8 @@ rule notebook:
         f"{RESULTS}/logs/notebooks/{{notebook}}.log",
     conda:
         ENVIRONMENT
+    params:
+        shown_by=lambda wildcards: run.notebook_hash(wildcards.notebook),
     message:
         "executing the notebook {wildcards.notebook}"
     shell:
