@@ -48,7 +48,7 @@ def print_diagnosis() -> None:
 
 
 def _machine(found: list[Gpu]) -> Table:
-    table = Table("what", "here", title="Machine")
+    table = _table("Machine", "what", last="here")
     table.add_row("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     table.add_row("cpu", cpu_name())
     if not found:
@@ -71,7 +71,7 @@ def nvml_abilities(card: Card) -> dict[str, str]:
 
 
 def _libraries() -> Table:
-    table = Table("library", "version", title="Libraries")
+    table = _table("Libraries", "library", last="version")
     table.add_row("CUDA of torch", torch.version.cuda or "none: a CPU build")
     loaded = library_versions()
     for name in sorted({*loaded, *PACKAGES}):
@@ -87,9 +87,16 @@ def _installed(package: str) -> str:
 
 
 def _contenders(op: str, contenders: Mapping[str, Contender], target: Target) -> Table:
-    table = Table(title=f"{op} on {target.name}")
-    for name in ("contender", "role", "here"):
-        table.add_column(name, overflow="fold")
+    table = _table(f"{op} on {target.name}", "contender", "role", last="here")
     for name, contender in contenders.items():
         table.add_row(name, contender.role, contender.unavailable(target) or "available")
+    return table
+
+
+def _table(title: str, *names: str, last: str) -> Table:
+    """Of columns whose words stay in one piece, and a last one that takes what width is left."""
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    table.add_column(last, overflow="fold")
     return table
