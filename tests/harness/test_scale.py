@@ -1,4 +1,4 @@
-"""Ten thousand records from JSON lines to figures on two cores, on demand: `pytest -s -m slow tests/harness/test_scale.py`."""
+"""Ten thousand records from JSON lines to figures, two at a time; on demand: `pytest -s -m slow tests/harness/test_scale.py`."""
 
 from __future__ import annotations
 
@@ -51,9 +51,22 @@ def config_of(records: list[Record], path: Path) -> Config:
 
 
 def samples(record: Record) -> list[Sample]:
-    card = {"accepted": True, "sm_clock_mhz": 1500.0, "memory_clock_mhz": 3201.0, "temperature_c": 50.0, "power_w": 600.0}
+    card = {
+        "accepted": True,
+        "sm_clock_mhz": 1500.0,
+        "memory_clock_mhz": 3201.0,
+        "temperature_c": 50.0,
+        "power_w": 600.0,
+    }
     return [
-        Sample(metric=metric, round=number, seconds=record.cold_median_s * (1 + index / 1000), throttle="none", **card)
+        Sample(
+            metric=metric,
+            round=number,
+            seconds=record.cold_median_s * (1 + index / 1000),
+            throttle="none",
+            accepted=True,
+            **card,
+        )
         for metric in ("cold", "hot")
         for number in range(ROUNDS)
         for index in range(SAMPLES)

@@ -166,8 +166,9 @@ def test_backward_is_captured_and_its_outputs_are_those_of_the_replay(side_strea
 
 @pytest.mark.gpu
 def test_load_repeats_at_the_rate_of_the_hot_time(side_stream: object) -> None:
-    run, _ = gemm(2048)
-    timer = CudaTimer(run, flush_buffer("cuda"), torch.cuda.graph_pool_handle())
+    x = torch.randn(2**25, device="cuda")  # bound by memory: a GEMM of some length would meet the power cap
+    y = torch.empty_like(x)
+    timer = CudaTimer(lambda: {"y": torch.neg(x, out=y)}, flush_buffer("cuda"), torch.cuda.graph_pool_handle())
     timer.warm_up(0.1)
     load = timer.load()
     until = time.perf_counter() + 0.5
