@@ -1,4 +1,4 @@
-"""Ten thousand records from JSON lines to figures, two at a time; on demand: `pytest -s -m slow tests/harness/test_scale.py`."""
+"""Ten thousand records from JSON lines to figures, two at a time. On demand: `pytest -s -m slow`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def config_of(records: list[Record], path: Path) -> Config:
 
 def samples(record: Record) -> list[Sample]:
     card = {
-        "accepted": True,
         "sm_clock_mhz": 1500.0,
         "memory_clock_mhz": 3201.0,
         "temperature_c": 50.0,
