@@ -91,6 +91,9 @@ class Bench:
         self.begin(None, "inputs")
         try:
             inputs = case.op.inputs(case.params, self.target.device)
+            for column, value in case.op.counted(case.params, inputs).items():
+                for cell in cells:
+                    setattr(cell.record, column, value)
             return inputs, {name: tensor.clone() for name, tensor in inputs.items()}
         except Exception as error:
             status, reason = classify(error)

@@ -76,6 +76,8 @@ class Record(BaseModel):
     n: int | None = _column("columns of the activations")
     k: int | None = _column("columns of the sparse matrix")
     sparsity: float | None = _column("share of zeros")
+    tile_density_max: float | None = _column("share of non-zeros in the densest tile of 128 x 64 of the sparse matrix")
+    tile_density_variance: float | None = _column("variance of that share over the tiles")
     block: int | None = _column("block side of a block pattern")
     density: float | None = _column("share of blocks kept, counted")
     model: str | None = _column("name of the model (training step)")

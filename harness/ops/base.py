@@ -56,3 +56,7 @@ class Op(ABC):
     @abstractmethod
     def columns(self, params: Any) -> dict[str, Any]:
         """The record columns that describe the case: direction, batch, seqlen_q, m, n, k, sparsity, ..."""
+
+    def counted(self, params: Any, inputs: Tensors) -> dict[str, Any]:
+        """Record columns that only the inputs themselves tell: statistics of a random pattern."""
+        return {}

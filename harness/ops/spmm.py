@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
 from harness.case import CaseParams
 from harness.lazy import lazy_import
 from harness.ops.base import ITEMSIZE, Op, Tensors
+from harness.ops.patterns import Pattern, set_zeros_, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,20 +23,18 @@ _CHUNK_ELEMENTS = 2**27  # of W in float64: 1 GiB
 
 
 class SpMMParams(CaseParams):
-    """A case: W keeps each element with probability 1 - sparsity (`random`), or two of four (`2:4`)."""
+    """A case: W has this share of zeros, and they lie where the pattern says (harness/ops/patterns.py)."""
 
     m: int = Field(gt=0)
     n: int = Field(gt=0)
     k: int = Field(gt=0)
     sparsity: float = Field(ge=0, le=1)
-    pattern: Literal["random", "2:4"] = "random"
+    pattern: Pattern = "random"
 
     @model_validator(mode="after")
-    def _two_of_four(self) -> SpMMParams:
-        if self.pattern == "2:4" and (self.sparsity != 0.5 or self.k % 4):
-            raise ValueError(
-                f"pattern 2:4 needs sparsity=0.5 and k a multiple of 4, not {self.sparsity:g} and {self.k}"
-            )
+    def _has_the_pattern(self) -> SpMMParams:
+        if reason := why_not(self.pattern, self.k, self.sparsity, self.dtype):
+            raise ValueError(reason)
         return self
 
     def slug(self) -> str:
@@ -68,14 +67,14 @@ class SpMM(Op):
         options = {"generator": torch.Generator(device).manual_seed(params.seed), "device": device}
         dtype = getattr(torch, params.dtype)
         w = torch.randn(params.m, params.k, dtype=dtype, **options)
-        if params.pattern == "random":
-            w.masked_fill_(torch.rand(params.m, params.k, **options) < params.sparsity, 0)
-        else:
-            pairs = torch.combinations(torch.arange(4, device=device))
-            kept = torch.zeros(len(pairs), 4, dtype=torch.bool, device=device).scatter_(1, pairs, True)
-            choice = torch.randint(len(pairs), (params.m, params.k // 4), **options)
-            w.masked_fill_(~kept[choice].flatten(1), 0)
+        set_zeros_(w, params.pattern, params.sparsity, options["generator"])
         return {"w": w, "x": torch.randn(params.k, params.n, dtype=dtype, **options)}
+
+    def counted(self, params: SpMMParams, inputs: Tensors) -> dict[str, Any]:
+        from impl.flash_llm.pruning import tile_statistics
+
+        tiles = tile_statistics(inputs["w"])
+        return {"tile_density_max": tiles.densest, "tile_density_variance": tiles.variance}
 
     def reference(self, params: SpMMParams, inputs: Tensors) -> dict[str, Tensor]:
         x = inputs["x"].double()

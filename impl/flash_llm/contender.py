@@ -31,14 +31,16 @@ class _FlashLLM(Contender):
         from impl.cuda import emulator
         from impl.cuda.backend import kernel_fields
         from impl.flash_llm.api import plan_for, spmm
+        from impl.flash_llm.choice import choose_format
         from impl.flash_llm.formats import FORMATS
 
         x = inputs["x"]
         weight = FORMATS[self.kind].from_dense(inputs["w"])
         plan = plan_for(weight, x)
+        rule = choose_format(int(inputs["w"].count_nonzero()), weight.shape)
         prepared = Prepared(
             run=lambda: {"y": spmm(weight, x, plan.split_k)},
-            tuning={"split_k": plan.split_k},
+            tuning={"split_k": plan.split_k, "format_by_rule": rule.name},
             bytes_floor=weight.nbytes + x.nbytes + params.m * params.n * x.itemsize,
             format_bytes=weight.nbytes,
             **kernel_fields(plan.kernels, x.device),

@@ -1,11 +1,12 @@
-"""The compressed weights: Tiled-CSL as published, and a bitmap that is decoded in registers."""
+"""The compressed weights: Tiled-CSL as published, and a bitmap that is decoded in registers; in memory and on disk."""
 
 from __future__ import annotations
 
 from impl.flash_llm.formats.base import SparseMatrix
 from impl.flash_llm.formats.bitmap import Bitmap
+from impl.flash_llm.formats.files import load, save
 from impl.flash_llm.formats.tiled_csl import TiledCSL
 
-__all__ = ["FORMATS", "Bitmap", "SparseMatrix", "TiledCSL"]
+__all__ = ["FORMATS", "Bitmap", "SparseMatrix", "TiledCSL", "load", "save"]
 
 FORMATS: dict[str, type[SparseMatrix]] = {kind.name: kind for kind in (TiledCSL, Bitmap)}

@@ -49,7 +49,7 @@ def test_on_a_cpu_the_kernel_is_emulated(contender, n, tile_n, monkeypatch):
 def test_without_a_compiler_the_reference_runs_and_says_why(contender, monkeypatch, without_compiler):
     prepared = prepare_and_check(contender, monkeypatch)
     assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
-    assert (prepared.tuning, prepared.no_times) == ({"split_k": 1}, None)
+    assert (prepared.tuning, prepared.no_times) == ({"split_k": 1, "format_by_rule": "bitmap"}, None)
     assert "reference" in prepared.note
     assert "install g++" in prepared.note
 
@@ -60,6 +60,11 @@ def test_bytes_of_the_format_are_reported(contender, kind):
     prepared = contender.prepare(params, inputs, CPU)
     assert prepared.format_bytes == kind.from_dense(inputs["w"]).nbytes
     assert prepared.bytes_floor == prepared.format_bytes + 2 * 128 * 8 + 2 * 256 * 8
+
+
+@pytest.mark.parametrize(("sparsity", "rule"), [(0.5, "bitmap"), (0.9, "bitmap"), (0.97, "tiled_csl")])
+def test_what_the_rule_would_choose_is_in_every_row(contender, sparsity, rule, monkeypatch):
+    assert prepare_and_check(contender, monkeypatch, sparsity=sparsity).tuning["format_by_rule"] == rule
 
 
 @pytest.mark.parametrize(
