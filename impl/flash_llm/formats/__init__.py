@@ -1,12 +1,11 @@
-"""The compressed weights: Tiled-CSL as published, and a bitmap that is decoded in registers; in memory and on disk."""
+"""The compressed weights: Tiled-CSL as published, and a bitmap that is decoded in registers."""
 
 from __future__ import annotations
 
 from impl.flash_llm.formats.base import SparseMatrix
 from impl.flash_llm.formats.bitmap import Bitmap
-from impl.flash_llm.formats.files import load, save
 from impl.flash_llm.formats.tiled_csl import TiledCSL
 
-__all__ = ["FORMATS", "Bitmap", "SparseMatrix", "TiledCSL", "load", "save"]
+__all__ = ["FORMATS", "Bitmap", "SparseMatrix", "TiledCSL"]
 
 FORMATS: dict[str, type[SparseMatrix]] = {kind.name: kind for kind in (TiledCSL, Bitmap)}

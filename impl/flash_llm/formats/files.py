@@ -15,14 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from impl.flash_llm.formats.base import SparseMatrix
-from impl.flash_llm.formats.bitmap import Bitmap
-from impl.flash_llm.formats.tiled_csl import TiledCSL
+from impl.flash_llm.formats import FORMATS, SparseMatrix
 
 _VERSION = "1"
 _CHUNK_BYTES = 1 << 24
 _TENSORS = ("data", "offsets")
-_KINDS = {f"flash_llm.{kind.name}": kind for kind in (TiledCSL, Bitmap)}
+_KINDS = {f"flash_llm.{kind.name}": kind for kind in FORMATS.values()}
 
 
 def save(weight: SparseMatrix, path: str | Path) -> None:

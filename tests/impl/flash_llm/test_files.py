@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from impl.flash_llm.formats import files, load, save
+from impl.flash_llm.formats import files
+from impl.flash_llm.formats.files import load, save
 from tests.impl.flash_llm.matrices import random_sparse
 
 
