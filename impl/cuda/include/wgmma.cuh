@@ -113,12 +113,17 @@ __device__ __forceinline__ void take_registers() {
 
 // wgmma_shared: d = a b, or d += a b when `accumulate`, a and b K-major in shared memory.
 // wgmma_registers: the same with a in registers and b N-major.
+// wgmma_transposed: the same with a M-major and b N-major in shared memory.
 // FIRST, SECOND and so on are the numbers of the operands that follow the accumulators.
 #ifdef VOLTABENCH_EMULATED
 #    define WGMMA(N, type, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)                                    \
         __device__ __forceinline__ void wgmma_shared_##type(float (&d)[N / 2], unsigned long long a,      \
                                                             unsigned long long b, bool accumulate) {      \
             emulated::wgmma_shared_##type(d, a, b, accumulate);                                           \
+        }                                                                                                 \
+        __device__ __forceinline__ void wgmma_transposed_##type(float (&d)[N / 2], unsigned long long a,  \
+                                                                unsigned long long b, bool accumulate) {  \
+            emulated::wgmma_transposed_##type(d, a, b, accumulate);                                       \
         }                                                                                                 \
         __device__ __forceinline__ void wgmma_registers_##type(float (&d)[N / 2], const unsigned (&a)[4], \
                                                                unsigned long long b, bool accumulate) {   \
@@ -131,6 +136,15 @@ __device__ __forceinline__ void take_registers() {
             asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
                          "k16.f32." #type "." #type " " WGMMA_NAMES_##N ", %" #FIRST ", %" #SECOND                    \
                                                                         ", add, 1, 1, 0, 0;\n}"                       \
+                         : WGMMA_FLOATS_##N(d)                                                                        \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                          \
+                         : "memory");                                                                                 \
+        }                                                                                                             \
+        __device__ __forceinline__ void wgmma_transposed_##type(float (&d)[N / 2], unsigned long long a,                  \
+                                                            unsigned long long b, bool accumulate) {                  \
+            asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
+                         "k16.f32." #type "." #type " " WGMMA_NAMES_##N ", %" #FIRST ", %" #SECOND                    \
+                                                                        ", add, 1, 1, 1, 1;\n}"                       \
                          : WGMMA_FLOATS_##N(d)                                                                        \
                          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                          \
                          : "memory");                                                                                 \

@@ -8,7 +8,7 @@
 #pragma once
 #include "arguments.cuh"
 
-constexpr int kBlockRows = 64;
+constexpr int kBlockRows = BLOCK_ROWS;
 
 #define PREPARE_PARAMETERS                                                                                            \
     const Element *__restrict__ out, const Element *__restrict__ dout, const float *__restrict__ lse,                 \

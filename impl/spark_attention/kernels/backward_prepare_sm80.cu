@@ -1,7 +1,7 @@
 // Before the backward: delta = rowsum(dout * out) beside the log-sum-exp, and dq = 0 where a whole tile of
 // queries sees no key and so the backward never comes by.
 //
-// A block holds 64 query rows, 16 per warp. delta is the diagonal of dout out^T by the same instructions, in the same
+// A block holds kBlockRows query rows, 16 per warp. delta is the diagonal of dout out^T by the same instructions, in the same
 // order over head_dim, that give the backward's dout v^T: for a row with one key, where out = v, their difference
 // is exactly 0. Fragments come straight from global memory, which this kernel is bound by; 40 to 48 registers, no
 // shared memory.
@@ -9,7 +9,7 @@
 #include "backward_arguments.cuh"
 #include "math.cuh"
 
-constexpr int kThreads = 128;
+constexpr int kThreads = kBlockRows / 16 * 32;
 
 // Two adjacent elements of a row, 0 past `columns`.
 __device__ __forceinline__ unsigned load_pair(const Element* row, int column, int columns) {
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) spark_attention_backward_
             const bool takes_part = row < seqlen_q && visible_keys(row, seqlen_k, causal_offset) > 0;
             const float delta = products[half][half * 2 + lane / 4 % 2];
             float2 statistic;
-            statistic.x = takes_part ? lse[batch_head * seqlen_q + row] : infinity();
+            statistic.x = takes_part ? lse[batch_head * seqlen_q + row] * LSE_FACTOR : infinity();
             statistic.y = takes_part ? delta : 0.0f;
             statistics[batch_head * tiles * kBlockRows + row] = statistic;
         }

@@ -8,9 +8,6 @@
 // tile on by a counter: a read and a write of 16 KB (32 KB at 128) in L2 per tile, which took 5 (10) MFLOP. Block n
 // runs one hand-over behind block n - 1, so nobody waits once the first blocks have spread out; walking from the
 // last query to the first keeps that so under a causal mask. The last key block of a tile writes dq itself, in 16 bits.
-// A block takes its work by ticket: those it waits for have started before it, whatever order the GPU starts blocks in.
-// Tickets go through the key blocks of kHeadsTogether key-value heads at a time: of one head at a time, blocks would
-// wait for each other; of all, nobody would find a neighbour's queries in L2.
 //
 // Tile. A warp computes s^T and dp^T of 32 keys by 32 queries: keys are rows, so p^T and ds^T leave the accumulators
 // as A operands of dv += p^T dout and dk += ds^T q, 32 keys by 64 dims (128 registers). At 64, 4 warps take both
@@ -26,6 +23,7 @@
 // computed where they are used (forget_origin).
 #include "attention/backward_sm80.cuh"
 #include "backward_arguments.cuh"
+#include "backward_work.cuh"
 #include "registers.cuh"
 #include "semaphore.cuh"
 
@@ -45,21 +43,6 @@ constexpr int kScoreUnroll = PADDED_DIM == 64 && !ALIGNED ? 2 : 4;
 typedef unsigned Fragments[kKeyTiles][kRowSteps][4];  // A operands: 32 keys by 32 queries
 typedef float KeyGradient[kKeyTiles][kDimTiles][4];   // 32 keys by 64 dims
 typedef float QueryGradient[2][4][4];                 // 32 queries by 32 dims
-
-// Key block and key-value head (of all batches) of this block's ticket.
-struct Work {
-    int key_block, batch_head;
-};
-
-__device__ __forceinline__ Work take_work(int* ticket_counter, int* shared_ticket, int key_blocks, int batch_heads) {
-    if (threadIdx.x == 0) *shared_ticket = atomicAdd(ticket_counter, 1);
-    __syncthreads();
-    const int ticket = __shfl_sync(0xffffffffu, *shared_ticket, 0);
-    const int first_head = ticket / (kHeadsTogether * key_blocks) * kHeadsTogether;
-    const int heads = min(kHeadsTogether, batch_heads - first_head);
-    const int rest = ticket - first_head * key_blocks;
-    return {rest / heads, first_head + rest % heads};
-}
 
 // product += ds k for this warp's 32 queries and 32 dims of it.
 __device__ __forceinline__ void multiply_keys(QueryGradient& product, const Element* ds_tile, const Element* k_tile,
@@ -113,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
     const int heads_kv = num_heads / group;
     const Work work = take_work(semaphores, reinterpret_cast<int*>(ds_tile), (seqlen_k + kBlockKeys - 1) / kBlockKeys,
-                                batch * heads_kv);
+                                batch * heads_kv, kHeadsTogether);
     const long long batch_index = work.batch_head / heads_kv, head_kv = work.batch_head % heads_kv;
     const int first_key = work.key_block * kBlockKeys;
 

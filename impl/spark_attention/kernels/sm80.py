@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 from impl.cuda.build import Kernel
@@ -47,7 +48,11 @@ def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
         file=Path(__file__).with_name("backward_sm80.cu"),
         entry="spark_attention_backward_sm80",
         arch="sm_80",
-        macros=(*_variant_macros(padded_dim, aligned, bfloat16), ("MIN_BLOCKS", blocks_per_sm)),
+        macros=(
+            *_variant_macros(padded_dim, aligned, bfloat16),
+            ("BLOCK_ROWS", BACKWARD_ROWS),
+            ("MIN_BLOCKS", blocks_per_sm),
+        ),
         threads=2 * padded_dim,
         dynamic_shared_bytes=2 * elements + 2 * BACKWARD_ROWS * 8,
         max_registers=255,
@@ -55,18 +60,25 @@ def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
     )
 
 
-def backward_prepare_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
-    """What runs before the backward; one block for each BACKWARD_ROWS queries of a head."""
+def backward_prepare_kernel(
+    padded_dim: int, aligned: bool, bfloat16: bool, *, rows: int = BACKWARD_ROWS, base2: bool = False
+) -> Kernel:
+    """What runs before the backward; one block for each `rows` queries of a head. base2: log-sum-exps to that base."""
+    variant = _variant(padded_dim, aligned, bfloat16)
     return Kernel(
-        name=f"spark_attention_backward_prepare_sm80_{_variant(padded_dim, aligned, bfloat16)}",
+        name=f"spark_attention_backward_prepare_sm80_{variant}{f'_m{rows}_base2' if base2 else ''}",
         file=Path(__file__).with_name("backward_prepare_sm80.cu"),
         entry="spark_attention_backward_prepare_sm80",
         arch="sm_80",
-        macros=_variant_macros(padded_dim, aligned, bfloat16),
-        threads=128,
+        macros=(
+            *_variant_macros(padded_dim, aligned, bfloat16),
+            ("BLOCK_ROWS", rows),
+            ("LSE_FACTOR", f"{math.log2(math.e) if base2 else 1.0}f"),
+        ),
+        threads=2 * rows,
         dynamic_shared_bytes=0,
         max_registers=64,
-        min_blocks_per_sm=8,
+        min_blocks_per_sm=512 // rows,
     )
 
 

@@ -1,4 +1,4 @@
-"""The sm_90a forward kernels."""
+"""The sm_90a kernels, forward and backward."""
 
 from __future__ import annotations
 
@@ -55,3 +55,65 @@ FORWARD = tuple(
     for padded_dim, causal in ((64, True), (128, True), (128, False))
     for bfloat16 in (False, True)
 )
+
+
+BACKWARD_KEYS = 128
+_BACKWARD_STAGES = 2
+
+
+def backward_rows(padded_dim: int) -> int:
+    """Queries of a tile of the backward: as many as registers allow."""
+    return 8192 // padded_dim
+
+
+def backward_kernel(padded_dim: int, bfloat16: bool) -> Kernel:
+    """The backward for head dims up to `padded_dim`; one block for each BACKWARD_KEYS keys of a key-value head."""
+    rows = backward_rows(padded_dim)
+    # K, V, q and dout of each stage, two of ds: 2 bytes an element; dq: 4; statistics: 8; the barriers and a ticket.
+    elements = (2 * BACKWARD_KEYS + 2 * _BACKWARD_STAGES * rows) * padded_dim + 2 * BACKWARD_KEYS * rows
+    shared_bytes = 2 * elements + 4 * rows * padded_dim + _BACKWARD_STAGES * rows * 8 + 8 * (5 + 4 * _BACKWARD_STAGES)
+    producer_registers, consumer_registers = {64: (40, 232), 128: (24, 240)}[padded_dim]
+    return Kernel(
+        name=f"spark_attention_backward_sm90a_{_variant(padded_dim, bfloat16)}",
+        file=Path(__file__).with_name("backward_sm90a.cu"),
+        entry="spark_attention_backward_sm90a",
+        arch="sm_90a",
+        macros=(
+            *_variant_macros(padded_dim, bfloat16),
+            ("BLOCK_ROWS", rows),
+            ("STAGES", _BACKWARD_STAGES),
+            ("HEADS_TOGETHER", 16),
+            ("ORDERED", 1),
+            ("EARLY_VALUES", 0),
+            ("EARLY_SCORES", 1),
+            ("PRODUCER_REGISTERS", producer_registers),
+            ("CONSUMER_REGISTERS", consumer_registers),
+        ),
+        threads=384,
+        dynamic_shared_bytes=shared_bytes,
+        max_registers=168,
+        min_blocks_per_sm=1,
+    )
+
+
+def backward_convert_kernel(padded_dim: int, bfloat16: bool) -> Kernel:
+    """What runs after the backward; one block for each tile of queries."""
+    return Kernel(
+        name=f"spark_attention_backward_convert_sm90a_{_variant(padded_dim, bfloat16)}",
+        file=Path(__file__).with_name("backward_convert_sm90a.cu"),
+        entry="spark_attention_backward_convert_sm90a",
+        arch="sm_90a",
+        macros=(*_variant_macros(padded_dim, bfloat16), ("BLOCK_ROWS", backward_rows(padded_dim))),
+        threads=256,
+        dynamic_shared_bytes=0,
+        max_registers=64,
+        min_blocks_per_sm=4,
+    )
+
+
+def _variant(padded_dim: int, bfloat16: bool) -> str:
+    return f"d{padded_dim}_{'bf16' if bfloat16 else 'fp16'}"
+
+
+def _variant_macros(padded_dim: int, bfloat16: bool) -> tuple[tuple[str, int], ...]:
+    return ("PADDED_DIM", padded_dim), ("BFLOAT16", int(bfloat16))

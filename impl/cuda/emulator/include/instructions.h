@@ -86,6 +86,17 @@ __forceinline__ void tma_load(void* shared, const void* map, unsigned long long*
                               int batch) {
     emulated_tma_load(shared, map, barrier, column, row, head, batch);
 }
+__forceinline__ void bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+    emulated_bulk_load(shared, global, bytes, barrier);
+}
+__forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
+    emulated_bulk_store(global, shared, bytes, false);
+}
+__forceinline__ void bulk_add(float* global, const float* shared, unsigned bytes) {
+    emulated_bulk_store(global, shared, bytes, true);
+}
+__forceinline__ void bulk_commit() { emulated_bulk_commit(); }
+__forceinline__ void bulk_wait() { emulated_bulk_wait(); }
 
 __forceinline__ void wgmma_fence() { emulated_wgmma_fence(); }
 __forceinline__ void wgmma_commit() { emulated_wgmma_commit(); }
@@ -95,12 +106,17 @@ __forceinline__ void wgmma_wait(int pending) { emulated_wgmma_wait(pending); }
     template <int REGISTERS>                                                                                         \
     __forceinline__ void wgmma_shared_##type(float (&d)[REGISTERS], unsigned long long a, unsigned long long b,      \
                                              bool accumulate) {                                                      \
-        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, accumulate, bfloat16);                                       \
+        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, false, false, accumulate, bfloat16);                         \
+    }                                                                                                                \
+    template <int REGISTERS>                                                                                         \
+    __forceinline__ void wgmma_transposed_##type(float (&d)[REGISTERS], unsigned long long a, unsigned long long b,  \
+                                                 bool accumulate) {                                                  \
+        emulated_wgmma(d, 2 * REGISTERS, nullptr, a, b, true, true, accumulate, bfloat16);                           \
     }                                                                                                                \
     template <int REGISTERS>                                                                                         \
     __forceinline__ void wgmma_registers_##type(float (&d)[REGISTERS], const unsigned (&a)[4], unsigned long long b, \
                                                 bool accumulate) {                                                   \
-        emulated_wgmma(d, 2 * REGISTERS, a, 0, b, accumulate, bfloat16);                                             \
+        emulated_wgmma(d, 2 * REGISTERS, a, 0, b, false, true, accumulate, bfloat16);                                \
     }
 EMULATED_WGMMA(f16, false)
 EMULATED_WGMMA(bf16, true)

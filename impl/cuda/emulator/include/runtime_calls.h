@@ -38,9 +38,9 @@ void emulated_mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, bool 
 void emulated_mma_m16n8k8(float* d, const unsigned* a, const unsigned* b);
 void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed);
 
-// `a` is nullptr when that operand is in shared memory, where its descriptor says.
+// `a` is nullptr when that operand is in shared memory, where its descriptor says; M-major or N-major, or else K-major.
 void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long long a_descriptor,
-                    unsigned long long b_descriptor, bool accumulate, bool bfloat16);
+                    unsigned long long b_descriptor, bool a_m_major, bool b_n_major, bool accumulate, bool bfloat16);
 void emulated_wgmma_fence();
 void emulated_wgmma_commit();
 void emulated_wgmma_wait(int pending);
@@ -50,6 +50,10 @@ void emulated_mbarrier_arrive(unsigned long long* barrier, unsigned bytes);
 void emulated_mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void emulated_tma_load(void* shared, const void* map, unsigned long long* barrier, int column, int row, int head,
                        int batch);
+void emulated_bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier);
+void emulated_bulk_store(void* global, const void* shared, unsigned bytes, bool add);
+void emulated_bulk_commit();
+void emulated_bulk_wait();
 
 void emulated_copy_async(void* shared, const void* global, int bytes, int source_bytes);
 void emulated_copy_async_commit();

@@ -10,7 +10,10 @@ template <class Word, class Next>
 Word update(void* pointer, const void* code, Next next) {
     const auto address = reinterpret_cast<std::uintptr_t>(pointer);
     if (address % sizeof(Word) != 0) fail(code, "misaligned atomic operation on %zu bytes", sizeof(Word));
-    current_thread()->block->memory.access(address, sizeof(Word), Action::kAtomic, code, "atom");
+    Block& block = *current_thread()->block;
+    // Another block has failed, and this one may be waiting for it.
+    if (__atomic_load_n(&block.launch.fault.found, __ATOMIC_ACQUIRE)) block.leave();
+    block.memory.access(address, sizeof(Word), Action::kAtomic, code, "atom");
     Word* word = static_cast<Word*>(pointer);
     Word old = __atomic_load_n(word, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(word, &old, next(old), true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {

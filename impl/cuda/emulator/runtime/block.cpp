@@ -68,6 +68,7 @@ void Block::run(uint3 block_index) {
         thread.exited = false;
         thread.warp->present |= 1u << thread.lane;
         thread.copy_groups.assign(1, {});
+        thread.bulk_stores.clear();
         thread.accesses.clear();
     }
     for (NamedBarrier& barrier : barriers) barrier = {};

@@ -31,6 +31,14 @@ struct PendingCopy {
     const void* code;
 };
 
+// A bulk copy to global memory that has been issued and not yet waited for.
+struct BulkStore {
+    char* global;
+    const char* shared;
+    unsigned bytes;
+    bool add, committed;
+};
+
 struct Warp {
     Thread* threads;       // its lane 0
     int size = 0;          // lanes that exist
@@ -51,6 +59,7 @@ struct Thread {
     const char* waiting_for;                            // nullptr while it can run
     const void* waiting_code;                           // the return address of what it waits in
     std::vector<std::vector<PendingCopy>> copy_groups;  // oldest first; the last one is still open
+    std::vector<BulkStore> bulk_stores;                 // oldest first
     std::vector<Access> accesses;                       // since the warp last met
 };
 

@@ -70,8 +70,10 @@ void Mbarrier::complete_if_due(bool wanted) {
     for (const PendingTile& tile : tiles_) {
         const std::uintptr_t window = block.memory.window();
         const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(tile.shared) - window;
-        for (std::size_t byte = 0; byte < tile.bytes.size(); byte += kChunkBytes)
-            std::memcpy(reinterpret_cast<char*>(window + swizzled(first + byte)), &tile.bytes[byte], kChunkBytes);
+        for (std::size_t byte = 0; byte < tile.bytes.size(); byte += kChunkBytes) {
+            const std::uintptr_t place = tile.is_swizzled ? swizzled(first + byte) : first + byte;
+            std::memcpy(reinterpret_cast<char*>(window + place), &tile.bytes[byte], kChunkBytes);
+        }
         block.memory.mark_arrived(tile.shared, tile.bytes.size());
         expected_bytes_ -= tile.bytes.size();
     }
@@ -107,7 +109,7 @@ extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long l
     const auto target = reinterpret_cast<std::uintptr_t>(shared);
     if ((target - memory.window()) % 1024 != 0)
         fail(CALLER, "a tile swizzled by 128 bytes must lie at a multiple of 1024");
-    PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * kRowBytes, 0)};
+    PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * kRowBytes, 0), true};
     for (long long r = 0; r < rows; ++r) {
         if (memory.access(target + r * kRowBytes, kRowBytes, Action::kWrite, CALLER, "tma, to shared") !=
             Space::kShared)
@@ -125,4 +127,17 @@ extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long l
         std::memcpy(&tile.bytes[r * kRowBytes + first * kElementBytes], reinterpret_cast<void*>(source), bytes);
     }
     barrier_at(barrier, CALLER).copy(std::move(tile));
+}
+
+extern "C" void emulated_bulk_load(void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+    Memory& memory = current_thread()->block->memory;
+    const auto source = reinterpret_cast<std::uintptr_t>(global), target = reinterpret_cast<std::uintptr_t>(shared);
+    if (bytes % kChunkBytes || source % kChunkBytes || target % kChunkBytes)
+        fail(CALLER, "cp.async.bulk: both addresses and the size must be multiples of 16");
+    if (memory.check(target, bytes, Action::kWrite, CALLER) != Space::kShared)
+        fail(CALLER, "cp.async.bulk: the target is not in shared memory");
+    if (memory.check(source, bytes, Action::kRead, CALLER) != Space::kGlobal)
+        fail(CALLER, "cp.async.bulk: the source is not in global memory");
+    const auto* first = static_cast<const unsigned char*>(global);
+    barrier_at(barrier, CALLER).copy({static_cast<char*>(shared), {first, first + bytes}, false});
 }

@@ -8,10 +8,11 @@
 
 struct Thread;
 
-// A tile that has been asked for and not yet come: rows of 128 bytes, one after the other.
+// Bytes that have been asked for and not yet come; of a tile, swizzled, rows of 128 bytes, one after the other.
 struct PendingTile {
     char* shared;
     std::vector<unsigned char> bytes;
+    bool is_swizzled;
 };
 
 class Mbarrier {

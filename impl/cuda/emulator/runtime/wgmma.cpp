@@ -21,7 +21,7 @@ struct WgmmaCall : Collective {
     const unsigned* a;
     unsigned long long a_descriptor, b_descriptor;
     int n;
-    bool accumulate, bfloat16;
+    bool a_m_major, b_n_major, accumulate, bfloat16;
 };
 
 struct WgmmaControl : Collective {
@@ -49,6 +49,29 @@ void load_chunk(unsigned long long descriptor, int line, int along, bool bfloat1
     for (int i = 0; i < kChunk; ++i) elements[i] = value(bits[i], bfloat16);
 }
 
+// Calls store(line, k, value) for the 16 steps of k of `lines` rows of A or columns of B.
+template <class Store>
+void load_shared(unsigned long long descriptor, int first_line, int lines, bool k_major, const Wgmma& wgmma,
+                 Store store) {
+    float chunk[kChunk];
+    const auto load = [&](int line, int along) {
+        load_chunk(descriptor, line, along, wgmma.bfloat16, wgmma.code, chunk);
+    };
+    if (k_major) {
+        for (int line = 0; line < lines; ++line)
+            for (int k = 0; k < kDepth; k += kChunk) {
+                load(first_line + line, k);
+                for (int i = 0; i < kChunk; ++i) store(line, k + i, chunk[i]);
+            }
+    } else {
+        for (int k = 0; k < kDepth; ++k)
+            for (int line = 0; line < lines; line += kChunk) {
+                load(k, first_line + line);
+                for (int i = 0; i < kChunk; ++i) store(line + i, k, chunk[i]);
+            }
+    }
+}
+
 void load_a(const Wgmma& wgmma, int first_row, float (&a)[kRows][kDepth]) {
     if (wgmma.a_in_registers) {
         for (int lane = 0; lane < 32; ++lane)
@@ -56,26 +79,14 @@ void load_a(const Wgmma& wgmma, int first_row, float (&a)[kRows][kDepth]) {
                 a[lane / 4 + (v & 2) * 4][lane % 4 * 2 + (v & 1) + (v & 4) * 2] =
                     value(wgmma.a[lane][v / 2] >> 16 * (v % 2), wgmma.bfloat16);
     } else {
-        for (int row = 0; row < kRows; ++row)
-            for (int k = 0; k < kDepth; k += kChunk)
-                load_chunk(wgmma.a_descriptor, first_row + row, k, wgmma.bfloat16, wgmma.code, &a[row][k]);
+        load_shared(wgmma.a_descriptor, first_row, kRows, !wgmma.a_m_major, wgmma,
+                    [&](int row, int k, float element) { a[row][k] = element; });
     }
 }
 
-// B is K-major beside an A in shared memory, N-major beside one in registers, as in the wrappers.
 void load_b(const Wgmma& wgmma, float (&b)[kDepth][256]) {
-    float chunk[kChunk];
-    if (wgmma.a_in_registers) {
-        for (int k = 0; k < kDepth; ++k)
-            for (int n = 0; n < wgmma.n; n += kChunk)
-                load_chunk(wgmma.b_descriptor, k, n, wgmma.bfloat16, wgmma.code, &b[k][n]);
-    } else {
-        for (int n = 0; n < wgmma.n; ++n)
-            for (int k = 0; k < kDepth; k += kChunk) {
-                load_chunk(wgmma.b_descriptor, n, k, wgmma.bfloat16, wgmma.code, chunk);
-                for (int i = 0; i < kChunk; ++i) b[k + i][n] = chunk[i];
-            }
-    }
+    load_shared(wgmma.b_descriptor, 0, wgmma.n, !wgmma.b_n_major, wgmma,
+                [&](int column, int k, float element) { b[k][column] = element; });
 }
 
 void finish(const Wgmma& wgmma, int first_row) {
@@ -113,6 +124,8 @@ void issue(Collective* const* waiting, unsigned) {
     Wgmma wgmma{{},
                 {},
                 first.a != nullptr,
+                first.a_m_major,
+                first.b_n_major,
                 first.accumulate,
                 first.bfloat16,
                 first.n,
@@ -157,9 +170,18 @@ void meet_control(const char* name, int pending, const void* code, void (*execut
 }  // namespace
 
 extern "C" void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long long a_descriptor,
-                               unsigned long long b_descriptor, bool accumulate, bool bfloat16) {
-    WgmmaCall call{
-        {"wgmma", kAllLanes, CALLER, issue, true}, d, a, a_descriptor, b_descriptor, n, accumulate, bfloat16};
+                               unsigned long long b_descriptor, bool a_m_major, bool b_n_major, bool accumulate,
+                               bool bfloat16) {
+    WgmmaCall call{{"wgmma", kAllLanes, CALLER, issue, true},
+                   d,
+                   a,
+                   a_descriptor,
+                   b_descriptor,
+                   n,
+                   a_m_major,
+                   b_n_major,
+                   accumulate,
+                   bfloat16};
     meet(call);
 }
 

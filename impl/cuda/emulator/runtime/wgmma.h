@@ -7,7 +7,7 @@
 struct Wgmma {
     float* d[32];
     unsigned a[32][4];
-    bool a_in_registers, accumulate, bfloat16;
+    bool a_in_registers, a_m_major, b_n_major, accumulate, bfloat16;
     int n;
     unsigned long long a_descriptor, b_descriptor;
     std::vector<float> d_before;  // lane by lane; empty when an earlier wgmma in the queue has the same accumulators

@@ -1,20 +1,11 @@
 // The online softmax on the accumulators of wgmma: from scores to the A operand of p v, in registers.
 #pragma once
-#include "half.cuh"
 #include "math.cuh"
 #include "row_reductions.cuh"
 #include "tensors.cuh"
 
 constexpr int kScores = BLOCK_N / 2, kOutputs = PADDED_DIM / 2;  // accumulators of a thread
 constexpr int kSteps = BLOCK_N / 16;
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if BFLOAT16
-    return pack_bf16(low, high);
-#else
-    return pack_f16(low, high);
-#endif
-}
 
 // The accumulators of q k^T hold p where the A operand of p v wants it.
 __device__ __forceinline__ void pack_probabilities(unsigned (&p)[kSteps][4], const float (&scores)[kScores]) {

@@ -20,14 +20,6 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], 
 #endif
 }
 
-__device__ __forceinline__ unsigned pack(float low, float high) {
-#if BFLOAT16
-    return pack_bf16(low, high);
-#else
-    return pack_f16(low, high);
-#endif
-}
-
 // WIDTH is the elements of one row of the tile.
 template <int WIDTH>
 __device__ __forceinline__ int swizzle(int row) {
