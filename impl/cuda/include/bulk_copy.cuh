@@ -10,10 +10,10 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     const unsigned barrier_address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     address),
-                 "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier_address)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier_address)
+        : "memory");
 #endif
 }
 

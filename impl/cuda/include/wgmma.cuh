@@ -140,8 +140,8 @@ __device__ __forceinline__ void take_registers() {
                          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate))                                          \
                          : "memory");                                                                                 \
         }                                                                                                             \
-        __device__ __forceinline__ void wgmma_transposed_##type(float (&d)[N / 2], unsigned long long a,                  \
-                                                            unsigned long long b, bool accumulate) {                  \
+        __device__ __forceinline__ void wgmma_transposed_##type(float (&d)[N / 2], unsigned long long a,              \
+                                                                unsigned long long b, bool accumulate) {              \
             asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #THIRD ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N \
                          "k16.f32." #type "." #type " " WGMMA_NAMES_##N ", %" #FIRST ", %" #SECOND                    \
                                                                         ", add, 1, 1, 1, 1;\n}"                       \

@@ -1,10 +1,10 @@
 // Before the backward: delta = rowsum(dout * out) beside the log-sum-exp, and dq = 0 where a whole tile of
 // queries sees no key and so the backward never comes by.
 //
-// A block holds kBlockRows query rows, 16 per warp. delta is the diagonal of dout out^T by the same instructions, in the same
-// order over head_dim, that give the backward's dout v^T: for a row with one key, where out = v, their difference
-// is exactly 0. Fragments come straight from global memory, which this kernel is bound by; 40 to 48 registers, no
-// shared memory.
+// A block holds kBlockRows query rows, 16 per warp. delta is the diagonal of dout out^T by the same instructions, in
+// the same order over head_dim, that give the backward's dout v^T: for a row with one key, where out = v, their
+// difference is exactly 0. Fragments come straight from global memory, which this kernel is bound by; 40 to 48
+// registers, no shared memory.
 #include "attention/tiles_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "math.cuh"

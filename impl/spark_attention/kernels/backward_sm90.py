@@ -11,7 +11,7 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.steps import Step, rows_aligned, strides
 from impl.cuda.tensor_map import TensorMap, loadable
-from impl.spark_attention.kernels import sm80, sm90
+from impl.spark_attention.kernels import sm90
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -74,9 +74,7 @@ def backward_steps(
 @functools.cache
 def _kernels(padded_dim: int, aligned: bool, bfloat16: bool) -> tuple[Kernel, Kernel, Kernel]:
     return (
-        sm80.backward_prepare_kernel(
-            padded_dim, aligned, bfloat16, rows=sm90.backward_rows(padded_dim), base2=True
-        ),
+        sm90.backward_prepare_kernel(padded_dim, bfloat16, aligned),
         sm90.backward_kernel(padded_dim, bfloat16),
         sm90.backward_convert_kernel(padded_dim, bfloat16),
     )

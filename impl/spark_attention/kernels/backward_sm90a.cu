@@ -125,9 +125,8 @@ __device__ __forceinline__ void store_rows(Element* rows, unsigned char* tile, c
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kDims; i += 2)
-        *reinterpret_cast<unsigned*>(
-            chunk_at(tile, kKeyPanelBytes, warp_row + lane / 4 + i / 2 % 2 * 8, i / 4) + lane % 4 * 4) =
-            pack(gradient[i] * scale, gradient[i + 1] * scale);
+        *reinterpret_cast<unsigned*>(chunk_at(tile, kKeyPanelBytes, warp_row + lane / 4 + i / 2 % 2 * 8, i / 4) +
+                                     lane % 4 * 4) = pack(gradient[i] * scale, gradient[i + 1] * scale);
     __syncwarp();
     constexpr int kChunks = PADDED_DIM / 8;
     const int chunk = lane % kChunks;
@@ -365,9 +364,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 mbarrier_wait(&barriers.dq_empty, step & 1 ^ 1);
                 float4* dq_chunks = reinterpret_cast<float4*>(dq_tile) + consumer * (kDqShare / 4 * kGroup);
 #pragma unroll
-                for (int i = 0; i < kDqShare / 4; ++i)
-                    dq_chunks[i * kGroup + threadIdx.x % kGroup] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2],
-                                                                    dq[4 * i + 3]};
+                for (int i = 0; i < kDqShare / 4; ++i) {
+                    const float4 chunk = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+                    dq_chunks[i * kGroup + threadIdx.x % kGroup] = chunk;
+                }
                 fence_async_proxy();
                 __syncwarp();
                 release(&barriers.dq_full);

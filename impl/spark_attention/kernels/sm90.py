@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 
 from impl.cuda.build import Kernel
+from impl.spark_attention.kernels import sm80
 
 _STAGES = 2
 _BARRIER_BYTES = 8 * (2 + 4 * _STAGES)
@@ -48,13 +49,6 @@ def block_m(padded_dim: int) -> int:
 def block_n(padded_dim: int, causal: bool) -> int:
     """Keys of a tile: as many as registers allow, but a causal mask wastes half of a diagonal tile."""
     return 128 if causal or padded_dim == 64 else 176
-
-
-FORWARD = tuple(
-    forward_kernel(padded_dim, causal, bfloat16)
-    for padded_dim, causal in ((64, True), (128, True), (128, False))
-    for bfloat16 in (False, True)
-)
 
 
 BACKWARD_KEYS = 128
@@ -111,9 +105,28 @@ def backward_convert_kernel(padded_dim: int, bfloat16: bool) -> Kernel:
     )
 
 
+def backward_prepare_kernel(padded_dim: int, bfloat16: bool, aligned: bool = True) -> Kernel:
+    """What runs before the backward; one block for each tile of queries."""
+    return sm80.backward_prepare_kernel(padded_dim, aligned, bfloat16, rows=backward_rows(padded_dim), base2=True)
+
+
 def _variant(padded_dim: int, bfloat16: bool) -> str:
     return f"d{padded_dim}_{'bf16' if bfloat16 else 'fp16'}"
 
 
 def _variant_macros(padded_dim: int, bfloat16: bool) -> tuple[tuple[str, int], ...]:
     return ("PADDED_DIM", padded_dim), ("BFLOAT16", int(bfloat16))
+
+
+FORWARD = tuple(
+    forward_kernel(padded_dim, causal, bfloat16)
+    for padded_dim, causal in ((64, True), (128, True), (128, False))
+    for bfloat16 in (False, True)
+)
+
+BACKWARD = tuple(
+    make(padded_dim, bfloat16)
+    for make in (backward_prepare_kernel, backward_kernel, backward_convert_kernel)
+    for padded_dim in (64, 128)
+    for bfloat16 in (False, True)
+)

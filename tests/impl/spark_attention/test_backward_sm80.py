@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from harness.ops import OPS
 from harness.verify import Gate
 from impl.cuda import emulator
 from impl.spark_attention.kernels.backward import attention_backward, backward_steps
 from impl.spark_attention.kernels.sm80 import BACKWARD
-from tests.impl.spark_attention.backends import emulated, forward, gpu
+from tests.impl.spark_attention.backends import emulated, gpu
+from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, launcher, saved_by_forward, steps_and_gradients
+from tests.impl.spark_attention.gradients import check as check_gradients
+from tests.impl.spark_attention.gradients import gradients as gradients_of
 
-OP = OPS["attention"]
-GRADIENTS = ("dq", "dk", "dv")
 EMULATED, GPU = pytest.param("cpu", marks=emulated), pytest.param("cuda", marks=gpu)
 everywhere = pytest.mark.parametrize("device", [EMULATED, GPU])
 on_gpu = pytest.mark.parametrize("device", [GPU])
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def case(**fields):
-    return OP.Params(**{"direction": "backward", "batch": 1, "num_heads": 2, "head_dim": 64, **fields})
-
-
-def launcher(device, **options):
-    if device == "cpu":
-        return lambda kernel, grid, arguments: emulator.launch(kernel, grid, arguments, **options)
-    from impl.cuda.launch import launch
-
-    return launch
-
-
-def saved_by_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return forward("emulated sm_80" if q.device.type == "cpu" else "sm_80", q, k, v, causal=causal)
-
-
 def gradients(inputs, causal: bool, **options) -> dict[str, Tensor]:
-    """The kernel's gradients from what our forward saved; they are NaN before it runs."""
-    q, k, v, dout = (inputs[name] for name in ("q", "k", "v", "dout"))
-    launch, scale = launcher(q.device.type, **options), q.shape[-1] ** -0.5
-    into = [torch.full(t.shape, math.nan, dtype=t.dtype, device=t.device) for t in (q, k, v)]
-    saved = saved_by_forward(q, k, v, causal)
-    for step in backward_steps(dout, q, k, v, *saved, *into, causal=causal, softmax_scale=scale):
-        launch(step.kernel, step.grid, step.arguments)
-    return dict(zip(GRADIENTS, into, strict=True))
+    return gradients_of(backward_steps, inputs, causal, **options)
 
 
 def check(params, inputs, **options) -> dict[str, Tensor]:
-    got = gradients(inputs, params.causal, **options)
-    verdict = Gate(OP, params, inputs).check(got)
-    assert verdict.passed, verdict.reason
-    return got
+    return check_gradients(backward_steps, params, inputs, **options)
 
 
 def check_case(device, **fields) -> None:
@@ -267,10 +240,7 @@ def test_offsets_past_32_bits(device):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_tiles_meet_no_bank_conflicts(head_dim):
     inputs = OP.inputs(case(seqlen=128, num_heads=1, head_dim=head_dim), "cpu")
-    q, k, v, dout = (inputs[name] for name in ("q", "k", "v", "dout"))
-    into = [torch.empty_like(t) for t in (q, k, v)]
-    saved = saved_by_forward(q, k, v, causal=True)
-    prepare, backward = backward_steps(dout, q, k, v, *saved, *into, causal=True, softmax_scale=0.125)
+    (prepare, backward), _ = steps_and_gradients(backward_steps, inputs, causal=True)
     emulator.launch(prepare.kernel, prepare.grid, prepare.arguments)
     counts = emulator.count(backward.kernel, backward.grid, backward.arguments)
     shared = [c for c in counts if c.ideal_wavefronts]

@@ -39,6 +39,19 @@ def test_products_of_tiles(launch, test_kernel, n, d, dtype):
     assert torch.equal(out, scores @ v.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_product_of_two_tiles_with_k_as_rows(launch, test_kernel, dtype):
+    keys = 128
+    a, b = _integers(keys, 64, dtype), _integers(keys, 64, dtype)
+    kernel = test_kernel(
+        "wgmma.cu", "multiply_transposed", 128, "sm_90a", 2 * keys * 128, KEYS=keys, DIM=64,
+        BFLOAT16=int(dtype == torch.bfloat16),
+    )  # fmt: skip
+    product = torch.full((64, 64), torch.nan)
+    launch(kernel, (1, 1, 1), [TensorMap(a[None, None], keys), TensorMap(b[None, None], keys), product])
+    assert torch.equal(product, a.float().T @ b.float())
+
+
 def test_elements_outside_the_tensor_are_zero(launch, test_kernel):
     a, b, v = (_integers(rows, 72, torch.half)[:, :columns] for rows, columns in ((50, 40), (90, 40), (131, 56)))
     scores, out = _run(launch, test_kernel, a, b, v, 128, 64, 5)

@@ -8,10 +8,12 @@
 #if BFLOAT16
 #    define wgmma_shared wgmma_shared_bf16
 #    define wgmma_registers wgmma_registers_bf16
+#    define wgmma_transposed wgmma_transposed_bf16
 #    define pack pack_bf16
 #else
 #    define wgmma_shared wgmma_shared_f16
 #    define wgmma_registers wgmma_registers_f16
+#    define wgmma_transposed wgmma_transposed_f16
 #    define pack pack_f16
 #endif
 
@@ -67,4 +69,34 @@ extern "C" __global__ void __launch_bounds__(128, 1) multiply(const __grid_const
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 4;
     for (int i = 0; i < KEYS / 2; ++i) scores[(first + i / 2 % 2 * 8) * KEYS + i / 4 * 8 + lane % 4 * 2 + i % 2] = s[i];
     for (int i = 0; i < DIM / 2; ++i) out[(first + i / 2 % 2 * 8) * DIM + i / 4 * 8 + lane % 4 * 2 + i % 2] = o[i];
+}
+
+// product[64][64] = a[KEYS][64]^T b[KEYS][64].
+extern "C" __global__ void __launch_bounds__(128, 1) multiply_transposed(const __grid_constant__ TensorMap a_map,
+                                                                         const __grid_constant__ TensorMap b_map,
+                                                                         float* product) {
+    extern __shared__ __align__(1024) unsigned char shared_memory[];
+    unsigned char* a = shared_memory;
+    unsigned char* b = a + KEYS * 128;
+    __shared__ unsigned long long barrier;
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barrier, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect(&barrier, 2 * KEYS * 128);
+        tma_load(a, &a_map, &barrier, 0, 0, 0, 0);
+        tma_load(b, &b_map, &barrier, 0, 0, 0, 0);
+    }
+    __syncthreads();
+    mbarrier_wait(&barrier, 0);
+
+    float d[32];
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k)
+        wgmma_transposed(d, matrix_descriptor(a + 2048 * k, 0, 1024), matrix_descriptor(b + 2048 * k, 0, 1024), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin_registers(d);
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 4;
+    for (int i = 0; i < 32; ++i) product[(first + i / 2 % 2 * 8) * 64 + i / 4 * 8 + lane % 4 * 2 + i % 2] = d[i];
 }
