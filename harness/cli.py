@@ -71,6 +71,14 @@ def measure(config: ConfigPath, panel: Annotated[str, typer.Argument(help="exper
 
 
 @app.command()
+def curves(config: ConfigPath) -> None:
+    """Train a small model with each attention and keep the loss curves; those already there are kept."""
+    from harness.curves import train_curves
+
+    train_curves(config)
+
+
+@app.command()
 def collect(config: ConfigPath) -> None:
     """Gather the panels' records into records.parquet and samples.parquet."""
     from harness.collect import collect_run

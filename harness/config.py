@@ -18,6 +18,7 @@ from harness.contender import ROOT, Contender, discover
 from harness.errors import ConfigError
 from harness.model import StrictModel
 from harness.ops import OPS
+from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
@@ -73,6 +74,22 @@ class Experiment(StrictModel):
     panels: list[Panel] = Field(min_length=1)
 
 
+class TrainingCurves(StrictModel):
+    """A decoder trained on text with the attention of each contender, once per seed."""
+
+    model: str
+    batch: int = Field(gt=0)
+    seqlen: int = Field(gt=1)
+    steps: int = Field(200, ge=20)
+    seeds: list[int] = Field([0, 1, 2], min_length=2)
+    learning_rate: float = Field(gt=0)
+    baseline: str = Field(description="contender whose spread over the seeds the others are held against")
+    contenders: list[str] = Field(min_length=2)
+
+    def params(self, seed: int) -> TrainingStepParams:
+        return TrainingStepParams(model=self.model, batch=self.batch, seqlen=self.seqlen, seed=seed)
+
+
 class Config(StrictModel):
     """A run."""
 
@@ -85,6 +102,7 @@ class Config(StrictModel):
     measure: Measure = Measure()
     energy: Energy = Energy()
     experiments: dict[Name, Experiment] = Field(min_length=1)
+    training_curves: TrainingCurves | None = None
 
     @field_validator("run")
     @classmethod
@@ -186,6 +204,16 @@ def _check(config: Config) -> None:
                 raise ConfigError(f"{place}.panels: {count} panels are named {panel_name!r}; rename all but one")
         for panel in experiment.panels:
             _check_panel(config, name, panel)
+    if config.training_curves:
+        _check_curves(config, config.training_curves)
+
+
+def _check_curves(config: Config, curves: TrainingCurves) -> None:
+    op = TrainingStep.name
+    _check_contenders("training_curves.contenders", op, curves.contenders, config.contenders(op))
+    _known("training_curves.baseline", "contender of it", curves.baseline, curves.contenders)
+    decoders = [name for name, shape in MODELS.items() if shape.causal]
+    _known("training_curves.model", "decoder", curves.model, decoders)
 
 
 def _check_panel(config: Config, experiment: str, panel: Panel) -> None:

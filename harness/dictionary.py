@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.claims import ClaimRow
 from harness.contender import ROOT
-from harness.records import SCHEMA_VERSION, Record, Sample
+from harness.records import SCHEMA_VERSION, CurvePoint, Record, Sample
 
 PATH = ROOT / "docs" / "records.md"
 _HEAD = f"""# Records: the data dictionary
@@ -26,6 +26,7 @@ _TABLES = [
         "One row per timed sample; `experiment`, `panel`, `case_id` and `contender` name its record and come first.",
         Sample,
     ),
+    ("curves.parquet", "One row per step of each training of `training_curves`.", CurvePoint),
     ("claims.csv", "One row per published claim.", ClaimRow),
 ]
 

@@ -214,13 +214,13 @@ def measure_panel(config_path: str | Path, panel: str) -> None:
     config.rows(panel)  # refuses an unknown panel
     check_machine(config)
     console = Console(stderr=True, highlight=False)
-    candidates = _candidates(config)
+    devices = candidates(config)
     with (
         Stop().watched() as stop,
-        hold_one(list(candidates), lambda text: console.print(text, soft_wrap=True), stop) as device,
+        hold_one(list(devices), lambda text: console.print(text, soft_wrap=True), stop) as device,
     ):
         if not stop():
-            gpu = candidates[device]
+            gpu = devices[device]
             with Store(records_path(config, panel)) as store:
                 if gpu:
                     _check_idle(gpu)
@@ -232,7 +232,7 @@ def measure_panel(config_path: str | Path, panel: str) -> None:
     write_panel(config, panel)
 
 
-def _candidates(config: Config) -> dict[str, Gpu | None]:
+def candidates(config: Config) -> dict[str, Gpu | None]:
     """Devices the config may run on, by the name of their lock."""
     if config.device == "cpu":
         return {"cpu": None}

@@ -36,6 +36,24 @@ class Sample(BaseModel):
     throttle: str | None = _column("throttle reasons around the round, joined by +, or none")
 
 
+class CurvePoint(BaseModel):
+    """The loss of one step of a training; a training that failed has one row, without a loss."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    contender: str = _column("name of the contender of op training_step whose attention the model has", "")
+    role: Literal["ours", "baseline", "control"] = _column("ours, baseline or control", "baseline")
+    baseline: str = _column("contender whose spread over the seeds the others are held against", "")
+    seed: int = _column("seed of the weights and of the text's places", 0)
+    step: int | None = _column("steps before it")
+    loss: float | None = _column("mean loss of the step's tokens, nats")
+    status: Status = _column("as of a record", "ok")
+    reason: str | None = _column("why the status is not ok")
+    device_name: str | None = _column("GPU or CPU model")
+    commit: str | None = _column("git commit, with -dirty when the tree had changes")
+    code_hash: str | None = _column("hash of the contender's sources")
+
+
 class Record(BaseModel):
     """One (case, contender). Every column is always present; null means not applicable or not known."""
 

@@ -61,6 +61,12 @@ def kernel_hash() -> str:
     )
 
 
+def curves_hash(config: Config) -> str:
+    """Hash of the code that the loss curves depend on."""
+    known = config.contenders("training_step")
+    return " ".join(known[name].code_hash() for name in config.training_curves.contenders)
+
+
 def figures_hash() -> str:
     """Hash of what figures are drawn by, beside the records."""
     return hash_sources([ROOT / "harness/figures", *_published()])

@@ -11,9 +11,9 @@ from harness.figures.style import GREY
 from harness.records import NO_ENERGY_CELL
 
 TITLE = "Energy above idle against time, one call (lower left is better)"
-SHAPE = ["direction", "dtype", "head_dim", "causal", "seqlen_q", "batch", "m", "k", "n", "sparsity", "density"]
+SHAPE = ["model", "direction", "dtype", "head_dim", "causal", "seqlen_q", "batch", "m", "k", "n", "sparsity", "density"]
 VALUES = ["energy_net_j", "energy_j", "power_w", "idle_power_w", "cold_median_s"]
-_NAMED = ["direction", "head_dim", "causal", "seqlen_q", "n", "sparsity", "density"]
+_NAMED = ["model", "direction", "head_dim", "causal", "seqlen_q", "n", "sparsity", "density"]
 _FRONT = {"color": GREY, "linestyle": "--", "linewidth": 0.8, "zorder": 1}
 
 

@@ -26,6 +26,7 @@ _FORMATS = {
     "head_dim": "D={:.0f}",
     "seqlen_q": "S={:.0f}",
     "n": "N={:.0f}",
+    "tokens": "{:.0f} tokens",
     "block": "block {:.0f}",
     "sparsity": "{:.4g} % zeros",
     "batch": "B={:.0f}",
@@ -33,6 +34,11 @@ _FORMATS = {
 }
 _SHORT = {
     "block_sparse_attention": "block-sparse",
+    "training_step": "training step",
+    "bert_base": "BERT-base",
+    "bert_large": "BERT-large",
+    "gpt2": "GPT-2",
+    "gpt2_medium": "GPT-2 medium",
     "float16": "fp16",
     "bfloat16": "bf16",
     "float32": "fp32",

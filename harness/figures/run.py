@@ -14,7 +14,7 @@ import pandas as pd
 from harness.config import load_config
 from harness.errors import MachineError
 from harness.figures.style import Look, looks
-from harness.records import Record
+from harness.records import CurvePoint, Record
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step")  # whose times figures compare
@@ -65,6 +65,11 @@ class Run:
         ops = {experiment.op for experiment in config.experiments.values()}
         labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
         return cls(config.run, config.device, folder, labels, read_records(path))
+
+    def curves(self) -> pd.DataFrame:
+        """The run's loss curves, with the columns of harness.records.CurvePoint; no rows where it trained nothing."""
+        path = self.folder / "curves.parquet"
+        return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=list(CurvePoint.model_fields))
 
     @property
     def on_cpu(self) -> bool:

@@ -52,6 +52,16 @@ def test_a_slower_kernel_fails_its_claim(tmp_path):
     assert "not faster" in row.reason
 
 
+@pytest.mark.parametrize("statistic", ["mean", "max"])
+def test_end_to_end_is_over_the_lengths_where_the_baseline_fits(tmp_path, statistic):
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
+    made = synthetic.training(synthetic.Maker("cuda"), ("bert_base", "bert_large", "gpt2"), lengths, 16384)
+    (claim,) = [c for c in load_claims() if c.id == f"spark_attention.end_to_end.{statistic}"]
+    row = judge(claim, synthetic.run_of(made, tmp_path))
+    assert " of 12 (" in row.measured
+    assert "left out, for the baseline has no time there: 6 x out_of_memory" in row.reason
+
+
 def test_geometric_mean_and_maximum(tmp_path):
     made = records()
     ours = [r for r in made if r.contender == "flash_llm_tiled_csl" and r.speedup == 2.0]

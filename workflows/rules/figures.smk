@@ -5,6 +5,9 @@ rule figure:
     input:
         config=CONFIG_FILE,
         records=rules.collect.output,
+        curves=lambda wildcards: (
+            CURVES if wildcards.figure == "training_curves" else []
+        ),
     output:
         report(
             f"{RESULTS}/figures/{{figure}}.svg",

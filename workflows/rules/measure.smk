@@ -30,6 +30,29 @@ use rule measure as measure_headline with:
     priority: 1
 
 
+CURVES = [f"{RESULTS}/curves.parquet"] if CONFIG.training_curves else []
+
+if CURVES:
+
+    rule curves:
+        input:
+            config=CONFIG_FILE,
+        output:
+            CURVES,
+        log:
+            f"{RESULTS}/logs/curves.log",
+        conda:
+            ENVIRONMENT
+        resources:
+            gpu=1,
+        params:
+            code=run.curves_hash(CONFIG),
+        message:
+            "training with each attention"
+        shell:
+            "voltabench curves {input.config} 2>&1 | tee {log}"
+
+
 rule collect:
     input:
         config=CONFIG_FILE,

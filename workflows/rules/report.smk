@@ -25,6 +25,9 @@ rule notebook:
     input:
         config=CONFIG_FILE,
         records=rules.collect.output,
+        curves=lambda wildcards: (
+            CURVES if wildcards.notebook == "training_step" else []
+        ),
     output:
         f"{RESULTS}/notebooks/{{notebook}}.ipynb",
         report(

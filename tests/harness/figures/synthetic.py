@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.figures.run import Run, read_records
 from harness.ops import OPS
-from harness.records import NO_ENERGY_CELL, Record
+from harness.records import NO_ENERGY_CELL, CurvePoint, Record
 
 ATTENTION = {  # made-up TFLOP/s on the made-up GPU
     "unfused_fp16": 60, "sdpa_math": 15, "sdpa_efficient": 130, "xformers": 131, "flex_attention": 260,
@@ -24,6 +24,7 @@ SPMM = {"cublas": 4.1e12, "cusparse_csr": 2e11, "semi_structured": None,
         "flash_llm_tiled_csl": 2.6e12, "flash_llm_bitmap": 2.2e12}  # fmt: skip
 BLOCK_SPARSE = {"flex_attention": 230, "sdpa_masked": 30, "sdpa_dense_cudnn": 450, "sdpa_dense_flash": 300,
                 "sat_block_sparse": None}  # fmt: skip
+TRAINING = {"unfused_fp16": 60, "sdpa_efficient": 130, "sdpa_flash": 280, "sdpa_cudnn": 400, "spark_attention": 240}
 LABELS = {
     "unfused_fp16": "unfused FP16", "sdpa_math": "SDPA math", "sdpa_efficient": "SDPA efficient",
     "xformers": "xFormers", "flex_attention": "FlexAttention", "sdpa_flash": "SDPA flash (FA2)",
@@ -82,9 +83,11 @@ class Maker:
         return Record(**(fields | changes))
 
     def peak(self, op: str, contender: str, case: dict[str, Any]) -> int | None:
-        if op != "attention":
+        if op not in ("attention", "training_step"):
             return None
         params = OPS[op].Params.model_validate(case)
+        if op == "training_step":
+            params = params.attention("forward").model_copy(update={"batch": params.batch * params.shape.layers})
         linear = 2 * params.batch * params.num_heads * params.seqlen_q * params.head_dim
         square = 2 * params.batch * params.num_heads * params.seqlen_q * params.seqlen_k
         return linear + (2 * square if contender in ("unfused_fp16", "sdpa_math") else linear // 8)
@@ -166,11 +169,46 @@ def block_sparse(maker: Maker, lengths: tuple[int, ...], densities: tuple[float,
     return with_speedups(records, "sdpa_dense_cudnn")
 
 
+def training(maker: Maker, models: tuple[str, ...], lengths: tuple[int, ...], tokens: int) -> list[Record]:
+    """Made-up rates of the attention, everything else at 250 TFLOP/s; the baseline is out of memory from 8192 on."""
+    records = []
+    for model, seqlen in itertools.product(models, lengths):
+        case = {"model": model, "seqlen": seqlen, "tokens": tokens}
+        params = OPS["training_step"].Params.model_validate(case)
+        attention_flops = params.shape.layers * sum(
+            OPS["attention"].flops(params.attention(direction)) for direction in ("forward", "backward")
+        )
+        scale = 1e12 * (1.0 if maker.cuda else 1e-4)
+        rest = (OPS["training_step"].flops(params) - attention_flops) / (250 * scale)
+        for contender, rate in TRAINING.items():
+            record = maker.record("training_step", contender, rest + attention_flops / (rate * scale), case)
+            if contender == "unfused_fp16" and seqlen >= 8192:
+                record.status, record.reason = "out_of_memory", "OutOfMemoryError: CUDA out of memory"
+                record.cold_median_s = record.tflops = record.peak_bytes = None
+            records.append(record)
+    return with_speedups(records, "unfused_fp16")
+
+
+def curves(steps: int = 200) -> pd.DataFrame:
+    """A falling loss, with noise by seed that the contenders share."""
+    roles = {"unfused_fp16": "baseline", "spark_attention": "ours"}
+    rows = []
+    for seed, (contender, role) in itertools.product(range(3), roles.items()):
+        noise = random.Random(seed)
+        for step in range(steps):
+            loss = 2 + 4 / (1 + step) + noise.gauss(0, 0.3) + 1e-3 * (role == "ours")
+            point = CurvePoint(contender=contender, role=role, baseline="unfused_fp16", seed=seed, step=step, loss=loss)
+            rows.append(point.model_dump())
+    return pd.DataFrame(rows)
+
+
 def add_energy(maker: Maker, records: list[Record]) -> list[Record]:
     """Energy on some cells, as a run takes it on its headline cells."""
     for record in records:
-        headline = (record.op == "attention" and record.seqlen_q == 4096 and record.head_dim == 128) or (
-            record.op == "spmm" and record.n == 16 and record.sparsity == 0.8 and record.m == 28672
+        headline = (
+            (record.op == "attention" and record.seqlen_q == 4096 and record.head_dim == 128)
+            or (record.op == "spmm" and record.n == 16 and record.sparsity == 0.8 and record.m == 28672)
+            or (record.model == "bert_base" and record.seqlen_q == 4096)
         )
         if headline and record.cold_median_s:
             record.power_w, record.idle_power_w = maker.random.uniform(400, 690), 75.0
@@ -188,6 +226,7 @@ def gpu_records(seed: int = 0) -> list[Record]:
     records = attention(maker, lengths, 16384, 2048)
     records += spmm(maker, shapes, (8, 16, 32), (0.6, 0.7, 0.8, 0.9))
     records += block_sparse(maker, (1024, 2048), (0.065, 0.13, 0.22, 0.52, 1.0))
+    records += training(maker, ("bert_base", "gpt2"), lengths, 16384)
     return add_energy(maker, records)
 
 
@@ -196,6 +235,7 @@ def cpu_records(seed: int = 0) -> list[Record]:
     maker = Maker("cpu", seed)
     records = attention(maker, (64, 128), 128, 128)
     records += spmm(maker, ((256, 128), (192, 320)), (8, 17), (0.7, 0.8, 0.9))
+    records += training(maker, ("tiny_encoder", "tiny_decoder"), (32, 128), 128)
     return records + block_sparse(maker, (128,), (0.25, 1.0))
 
 
@@ -221,5 +261,6 @@ def run_of(records: list[Record], folder: Path) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame([r.model_dump() for r in records]).to_parquet(folder / "records.parquet")
     pd.DataFrame(samples_of(records)).to_parquet(folder / "samples.parquet")
+    curves().to_parquet(folder / "curves.parquet")
     device = "cuda" if records[0].device_name == "Synthetic GPU" else "cpu"
     return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"))

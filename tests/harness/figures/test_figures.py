@@ -300,6 +300,48 @@ def test_published_points_belong_to_their_layer(gpu_figure):
     assert row["published_a100"] == pytest.approx(tflops["Flash-LLM"] / tflops["cuBLAS"])
 
 
+def test_a_baseline_out_of_memory_is_counted_and_shown(gpu_figure):
+    rows, figure = gpu_figure("training_speedup")
+    ax = next(ax for ax in panels(figure) if ax.get_title().startswith("BERT-base"))
+    own = rows[(rows["model"] == "bert_base") & (rows["contender"] == "spark_attention")]
+    assert own["speedup"].notna().sum() == 4
+    mean, most = np.exp(np.log(own["speedup"]).mean()), own["speedup"].max()
+    said = f"ours {mean:.2f}x, most {most:.2f}x, 4 of 6 lengths; baseline OOM: 2"
+    assert said in ax.get_title().replace("\n", " ")
+    assert texts(ax).count("unfused FP16: OOM") == 2
+    assert own.loc[own["lost"] != "", "seqlen_q"].to_list() == [8192, 16384]
+
+
+def test_curves_beyond_the_seeds_spread_are_counted(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    curves = synthetic.curves()
+    ours = curves["contender"] == "spark_attention"
+    for worse, share in ((0, "100%"), (50, "50%")):  # a sum of ten steps is known from the tenth on
+        late = ours & (curves["step"] >= 105)
+        curves.assign(loss=curves["loss"] + worse * late).to_parquet(tmp_path / "curves.parquet")
+        _, figure = render(run, "training_curves")
+        assert f"SparkAttention: within the spread at {share} of the steps" in texts(figure)
+
+
+def test_a_training_that_failed_is_named(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    curves = synthetic.curves()
+    failed = (curves["contender"] == "spark_attention") & (curves["seed"] == 1)
+    curves.loc[failed, ["loss", "step", "status", "reason"]] = [None, None, "out_of_memory", "made up"]
+    curves.drop_duplicates(["contender", "seed", "step"]).to_parquet(tmp_path / "curves.parquet")
+    rows, figure = render(run, "training_curves")
+    assert rows.loc[rows["contender"] == "spark_attention", "mean"].isna().all()
+    assert "SparkAttention: OOM" in texts(figure)
+
+
+def test_a_run_that_trains_nothing_says_so(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    (tmp_path / "curves.parquet").unlink()
+    rows, figure = render(run, "training_curves")
+    assert rows.empty
+    assert any("this run trains no model" in text for text in texts(figure))
+
+
 def test_unknown_figure_is_one_line():
     with pytest.raises(ConfigError, match="unknown figure 'attention_sideways'; known: attention_forward"):
         draw("config/smoke.yaml", "attention_sideways")
