@@ -1,7 +1,7 @@
 """Loss curves: a decoder trained with each attention from the same weights on the same text, once per seed.
 
 The text is the source of Python's standard library, by bytes. A curve that is there for the same settings and code is
-kept, so that an interrupted training goes on; one that fails is a row with its status and reason.
+kept, so that an interrupted training goes on; one that failed is a row with its status and reason, and is tried again.
 """
 
 from __future__ import annotations
@@ -87,18 +87,19 @@ def train_curves(config_path: str | Path) -> None:
 def _curves(config: Config, target: Target, console: Console) -> list[dict[str, Any]]:
     """Each curve as its file has it."""
     settings, text, found = config.training_curves, corpus(), []
+    training = settings.model_dump(mode="json", exclude={"seeds", "contenders", "baseline"})
     known = config.contenders("training_step")
     for seed in settings.seeds:
         for name in settings.contenders:
             path = config.results / "curves" / f"{name}.seed{seed}.json"
-            made_of = {"settings": settings.model_dump(mode="json"), "code_hash": known[name].code_hash()}
+            wanted = {"settings": training, "code_hash": known[name].code_hash(), "status": "ok"}
             curve = json.loads(path.read_text()) if path.exists() else {}
-            if any(curve.get(key) != value for key, value in made_of.items()):
-                curve = {**made_of, **_train_or_say_why(config, known[name], seed, text, target)}
+            if any(curve.get(key) != value for key, value in wanted.items()):
+                curve = {**wanted, **_train_or_say_why(config, known[name], seed, text, target)}
                 write_atomically(path, lambda part, curve=curve: part.write_text(json.dumps(curve) + "\n"))
             ended = f"{curve['losses'][-1]:.3f}" if curve["losses"] else f"{curve['status']}: {curve['reason']}"
             console.print(f"{name}, seed {seed}: {ended}", markup=False, soft_wrap=True)
-            found.append(curve)
+            found.append({**curve, "baseline": settings.baseline})
     return found
 
 
@@ -113,9 +114,8 @@ def _train_or_say_why(
             losses = train(config.training_curves, contender, seed, text, target)
     except Exception as error:
         status, reason = classify(error)
-    who = {"contender": contender.name, "role": contender.role, "baseline": config.training_curves.baseline}
-    where = {"device_name": target.name, "commit": provenance.commit()}
-    return {**who, "seed": seed, "status": status, "reason": reason, **where, "losses": losses}
+    who = {"contender": contender.name, "role": contender.role, "seed": seed, "status": status, "reason": reason}
+    return {**who, "device_name": target.name, "commit": provenance.commit(), "losses": losses}
 
 
 def _rows(curve: dict[str, Any]) -> list[dict[str, Any]]:

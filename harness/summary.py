@@ -18,6 +18,7 @@ PLACES = {
     "claims.csv": "each published number and the verdict of this run",
     "notebooks": "the executed notebooks",
     "records.parquet": "one row per case and contender; samples.parquet beside it",
+    "curves.parquet": "the loss of every step of the trainings",
     "resources.csv": "registers, shared memory and occupancy of each kernel",
 }
 

@@ -90,6 +90,21 @@ def test_without_a_compiler_the_reference_runs_and_says_why(name, direction, wit
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("model", ["tiny_encoder", "tiny_decoder"])
+def test_a_training_step_on_a_gpu_names_the_kernels_of_both_directions(model):
+    properties = torch.cuda.get_device_properties()
+    gpu = Target("cuda", properties.name, (properties.major, properties.minor))
+    op = OPS["training_step"]
+    params = op.Params(model=model, batch=2, seqlen=70)
+    prepared = discover()["training_step"]["spark_attention"].prepare(params, op.inputs(params, "cuda"), gpu)
+    assert prepared.backend == "kernel"
+    assert prepared.kernel_hash
+    names = prepared.tuning["kernel"].split(" + ")
+    assert "forward" in names[0]
+    assert any("backward" in name for name in names[1:])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "arch", "direction"),
     [
