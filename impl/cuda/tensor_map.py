@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 import torch
 
-COLUMNS = 64  # of a tile: 128 bytes, the widest swizzle
 MAP_BYTES = 128  # of an encoded map
 _STRIDE_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A view [batch, heads, rows, columns] of 16-bit elements, to be loaded in tiles of `tile_rows` x COLUMNS."""
+    """A view [batch, heads, rows, columns] of 16-bit elements, to be loaded in tiles of `tile_rows` x `tile_columns`.
+
+    Tiles are swizzled by the bytes of their rows: 64, 32 or 16 columns; 8 are not.
+    """
 
     tensor: torch.Tensor
     tile_rows: int
+    tile_columns: int = 64
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -46,12 +49,12 @@ def loadable(tensor: torch.Tensor) -> bool:
 def encode(map_: TensorMap) -> bytes:
     """The driver's 128 bytes for `map_`. Raises ValueError when the driver refuses it."""
     tensor = map_.tensor
-    return _encode(tensor.dtype, tensor.data_ptr(), map_.sizes, map_.stride_bytes, map_.tile_rows)
+    return _encode(tensor.dtype, tensor.data_ptr(), map_.sizes, map_.stride_bytes, (map_.tile_columns, map_.tile_rows))
 
 
 @functools.lru_cache(maxsize=1024)  # a training step launches with the same few maps again and again
 def _encode(
-    dtype: torch.dtype, address: int, sizes: tuple[int, ...], stride_bytes: tuple[int, ...], tile_rows: int
+    dtype: torch.dtype, address: int, sizes: tuple[int, ...], stride_bytes: tuple[int, ...], tile: tuple[int, int]
 ) -> bytes:
     from cuda.bindings import driver
 
@@ -60,6 +63,13 @@ def _encode(
         torch.float16: kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         torch.bfloat16: kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     }[dtype]
+    swizzles = driver.CUtensorMapSwizzle
+    swizzle = {
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        32: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        16: swizzles.CU_TENSOR_MAP_SWIZZLE_32B,
+        8: swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+    }[tile[0]]
     rank = len(sizes)
     encoded = aligned_buffer(MAP_BYTES)
     # Not through cuda.bindings, whose CUtensorMap objects are not aligned as the driver wants them.
@@ -70,10 +80,10 @@ def _encode(
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*sizes),
         (ctypes.c_uint64 * (rank - 1))(*stride_bytes),
-        (ctypes.c_uint32 * rank)(COLUMNS, tile_rows, 1, 1),
+        (ctypes.c_uint32 * rank)(*tile, 1, 1),
         (ctypes.c_uint32 * rank)(1, 1, 1, 1),
         ctypes.c_int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        ctypes.c_int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        ctypes.c_int(swizzle),
         ctypes.c_int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B),
         ctypes.c_int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )

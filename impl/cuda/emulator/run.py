@@ -145,9 +145,9 @@ class _GuardedBuffer:
 
 def _value(argument: Argument, buffers: dict[int, _GuardedBuffer]) -> ctypes.Array:
     """The argument's bytes; a tensor's are its address in the guarded copy of its storage."""
-    if isinstance(argument, TensorMap):
+    if isinstance(argument, TensorMap):  # the words are as in runtime/mbarriers.cpp
         address = _guarded_address(argument.tensor, buffers)
-        words = [address, *argument.sizes, *argument.stride_bytes, argument.tile_rows]  # as in runtime/mbarriers.cpp
+        words = [address, *argument.sizes, *argument.stride_bytes, argument.tile_rows, argument.tile_columns]
         return _parameter(np.array(words, dtype=np.uint64).tobytes().ljust(MAP_BYTES, b"\0"))
     if isinstance(argument, torch.Tensor):
         argument = np.uint64(_guarded_address(argument, buffers))

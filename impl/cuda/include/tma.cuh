@@ -14,8 +14,10 @@ __device__ __forceinline__ void tma_prefetch_map(const TensorMap* map) {
 }
 
 // One thread starts the copy of the tile whose first element is (column, row, head, batch); `barrier` gets its bytes.
-// Elements outside the tensor become zero. The tile's rows are 128 bytes; `shared` is a multiple of 1024, and 16-byte
-// chunk c of the row at a multiple r of 128 bytes lies at c ^ (r % 8).
+// Elements outside the tensor become zero. Of a tile with rows of 128 bytes, `shared` is a multiple of 1024, and
+// 16-byte chunk c of the row at a multiple r of 128 bytes lies at c ^ (r % 8). Rows may also be 64, 32 or 16 bytes:
+// bits 4 and 5, bit 4, or no bit of an address are flipped by the bits three above them; `shared` is a multiple of
+// eight rows.
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap* map, unsigned long long* barrier, int column,
                                          int row, int head, int batch) {
 #ifdef VOLTABENCH_EMULATED

@@ -6,15 +6,17 @@
 // Layouts and descriptors: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
 #pragma once
 
-// Where a matrix of 16-bit elements lies in shared memory, in 128-byte rows swizzled as TMA does it (tma.cuh), each
-// pattern of 8 rows at a multiple of 1024 bytes. `stride_bytes` lies between groups of 8 rows.
-// K-major (rows of 64 elements along k): `leading_bytes` is not used; 16 further elements of k are 32 bytes.
-// MN-major (rows of 64 elements along m or n, one for each k): `leading_bytes` lies between groups of 64 elements.
+// Where a matrix of 16-bit elements lies in shared memory, in rows of ROW_BYTES swizzled as TMA does it (tma.cuh), each
+// pattern of 8 rows at a multiple of 8 * ROW_BYTES. `stride_bytes` lies between groups of 8 rows.
+// K-major (rows along k): `leading_bytes` is not used; 16 further elements of k are 32 bytes.
+// MN-major (rows along m or n, one for each k): `leading_bytes` lies between rows that are side by side; when rows are
+// of 16 bytes, which are not swizzled, the two trade places.
+template <int ROW_BYTES = 128>
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* shared, unsigned leading_bytes,
                                                                 unsigned stride_bytes) {
-    const unsigned long long swizzle_128 = 1ull << 62;
+    constexpr unsigned long long swizzle = ROW_BYTES == 128 ? 1 : ROW_BYTES == 64 ? 2 : ROW_BYTES == 32 ? 3 : 0;
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    return swizzle_128 | static_cast<unsigned long long>(stride_bytes >> 4) << 32 |
+    return swizzle << 62 | static_cast<unsigned long long>(stride_bytes >> 4) << 32 |
            static_cast<unsigned long long>(leading_bytes >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
@@ -84,21 +86,27 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-#define WGMMA_FLOATS_8(d, i)                                                                                    \
+#define WGMMA_EIGHT(d, i)                                                                                       \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
+#define WGMMA_NAMES_8 "{%0, %1, %2, %3}"
+#define WGMMA_FLOATS_8(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define WGMMA_NAMES_16 "{%0, %1, %2, %3, %4, %5, %6, %7}"
+#define WGMMA_FLOATS_16(d) WGMMA_EIGHT(d, 0)
+#define WGMMA_NAMES_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define WGMMA_FLOATS_32(d) WGMMA_EIGHT(d, 0), WGMMA_EIGHT(d, 8)
 #define WGMMA_NAMES_64                                                        \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define WGMMA_FLOATS_64(d) WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24)
+#define WGMMA_FLOATS_64(d) WGMMA_EIGHT(d, 0), WGMMA_EIGHT(d, 8), WGMMA_EIGHT(d, 16), WGMMA_EIGHT(d, 24)
 #define WGMMA_NAMES_128                                                                \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define WGMMA_FLOATS_128(d)                                                                                          \
-    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), \
-        WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56)
+#define WGMMA_FLOATS_128(d)                                                                           \
+    WGMMA_EIGHT(d, 0), WGMMA_EIGHT(d, 8), WGMMA_EIGHT(d, 16), WGMMA_EIGHT(d, 24), WGMMA_EIGHT(d, 32), \
+        WGMMA_EIGHT(d, 40), WGMMA_EIGHT(d, 48), WGMMA_EIGHT(d, 56)
 #define WGMMA_NAMES_176                                                                \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -106,10 +114,10 @@ __device__ __forceinline__ void take_registers() {
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87}"
-#define WGMMA_FLOATS_176(d)                                                                                          \
-    WGMMA_FLOATS_8(d, 0), WGMMA_FLOATS_8(d, 8), WGMMA_FLOATS_8(d, 16), WGMMA_FLOATS_8(d, 24), WGMMA_FLOATS_8(d, 32), \
-        WGMMA_FLOATS_8(d, 40), WGMMA_FLOATS_8(d, 48), WGMMA_FLOATS_8(d, 56), WGMMA_FLOATS_8(d, 64),                  \
-        WGMMA_FLOATS_8(d, 72), WGMMA_FLOATS_8(d, 80)
+#define WGMMA_FLOATS_176(d)                                                                                 \
+    WGMMA_EIGHT(d, 0), WGMMA_EIGHT(d, 8), WGMMA_EIGHT(d, 16), WGMMA_EIGHT(d, 24), WGMMA_EIGHT(d, 32),       \
+        WGMMA_EIGHT(d, 40), WGMMA_EIGHT(d, 48), WGMMA_EIGHT(d, 56), WGMMA_EIGHT(d, 64), WGMMA_EIGHT(d, 72), \
+        WGMMA_EIGHT(d, 80)
 
 // wgmma_shared: d = a b, or d += a b when `accumulate`, a and b K-major in shared memory.
 // wgmma_registers: the same with a in registers and b N-major.
@@ -159,17 +167,26 @@ __device__ __forceinline__ void take_registers() {
                          : "memory");                                                                                 \
         }
 #endif
+WGMMA(8, f16, 4, 5, 6, 7, 8, 9)
+WGMMA(16, f16, 8, 9, 10, 11, 12, 13)
+WGMMA(32, f16, 16, 17, 18, 19, 20, 21)
 WGMMA(64, f16, 32, 33, 34, 35, 36, 37)
 WGMMA(64, bf16, 32, 33, 34, 35, 36, 37)
 WGMMA(128, f16, 64, 65, 66, 67, 68, 69)
 WGMMA(128, bf16, 64, 65, 66, 67, 68, 69)
 WGMMA(176, f16, 88, 89, 90, 91, 92, 93)
 WGMMA(176, bf16, 88, 89, 90, 91, 92, 93)
+#undef WGMMA_NAMES_8
+#undef WGMMA_FLOATS_8
+#undef WGMMA_NAMES_16
+#undef WGMMA_FLOATS_16
+#undef WGMMA_NAMES_32
+#undef WGMMA_FLOATS_32
 #undef WGMMA_NAMES_64
 #undef WGMMA_FLOATS_64
 #undef WGMMA_NAMES_128
 #undef WGMMA_FLOATS_128
 #undef WGMMA_NAMES_176
 #undef WGMMA_FLOATS_176
-#undef WGMMA_FLOATS_8
+#undef WGMMA_EIGHT
 #undef WGMMA

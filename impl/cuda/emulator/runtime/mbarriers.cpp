@@ -11,12 +11,9 @@
 namespace {
 
 // Places of a TensorMap's words, as emulator/run.py fills them: address, four extents and three strides in bytes from
-// the innermost axis on, rows of a tile.
-enum { kMapAddress, kMapSizes, kMapStrides = 5, kMapTileRows = 8 };
-constexpr int kRowBytes = 128, kElementBytes = 2, kChunkBytes = 16;
-
-// Chunks of 16 bytes trade places in groups of eight rows of 128 bytes.
-std::uintptr_t swizzled(std::uintptr_t shared_address) { return shared_address ^ (shared_address >> 3 & 0x70); }
+// the innermost axis on, rows and columns of a tile.
+enum { kMapAddress, kMapSizes, kMapStrides = 5, kMapTileRows = 8, kMapTileColumns };
+constexpr int kElementBytes = 2, kChunkBytes = 16;
 
 void check_barrier(unsigned long long* barrier, Action action, const void* code) {
     const auto address = reinterpret_cast<std::uintptr_t>(barrier);
@@ -71,7 +68,7 @@ void Mbarrier::complete_if_due(bool wanted) {
         const std::uintptr_t window = block.memory.window();
         const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(tile.shared) - window;
         for (std::size_t byte = 0; byte < tile.bytes.size(); byte += kChunkBytes) {
-            const std::uintptr_t place = tile.is_swizzled ? swizzled(first + byte) : first + byte;
+            const std::uintptr_t place = (first + byte) ^ ((first + byte) >> 3 & tile.swizzle);
             std::memcpy(reinterpret_cast<char*>(window + place), &tile.bytes[byte], kChunkBytes);
         }
         block.memory.mark_arrived(tile.shared, tile.bytes.size());
@@ -105,26 +102,28 @@ extern "C" void emulated_tma_load(void* shared, const void* map, unsigned long l
     long long words[16];
     std::memcpy(words, map, sizeof words);
     const long long *sizes = words + kMapSizes, *strides = words + kMapStrides, rows = words[kMapTileRows];
+    const long long row_bytes = words[kMapTileColumns] * kElementBytes, pattern_bytes = 8 * row_bytes;
     Memory& memory = current_thread()->block->memory;
     const auto target = reinterpret_cast<std::uintptr_t>(shared);
-    if ((target - memory.window()) % 1024 != 0)
-        fail(CALLER, "a tile swizzled by 128 bytes must lie at a multiple of 1024");
-    PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * kRowBytes, 0), true};
+    if ((target - memory.window()) % pattern_bytes != 0)
+        fail(CALLER, "a tile of %lld-byte rows must lie at a multiple of %lld", row_bytes, pattern_bytes);
+    PendingTile tile{static_cast<char*>(shared), std::vector<unsigned char>(rows * row_bytes, 0),
+                     static_cast<std::uintptr_t>(row_bytes - kChunkBytes)};
     for (long long r = 0; r < rows; ++r) {
-        if (memory.access(target + r * kRowBytes, kRowBytes, Action::kWrite, CALLER, "tma, to shared") !=
+        if (memory.access(target + r * row_bytes, row_bytes, Action::kWrite, CALLER, "tma, to shared") !=
             Space::kShared)
             fail(CALLER, "the target of a tile is not in shared memory");
         const auto inside = [](long long at, long long size) { return at >= 0 && at < size; };
         if (!inside(row + r, sizes[1]) || !inside(head, sizes[2]) || !inside(batch, sizes[3])) continue;
         const long long first = column < 0 ? -column : 0;
-        const long long last = std::min<long long>(kRowBytes / kElementBytes, sizes[0] - column);
+        const long long last = std::min<long long>(words[kMapTileColumns], sizes[0] - column);
         if (first >= last) continue;
         const std::uintptr_t source = words[kMapAddress] + (column + first) * kElementBytes + (row + r) * strides[0] +
                                       head * strides[1] + batch * strides[2];
         const unsigned bytes = (last - first) * kElementBytes;
         if (memory.access(source, bytes, Action::kRead, CALLER, "tma, from global") != Space::kGlobal)
             fail(CALLER, "the source of a tile is not in global memory");
-        std::memcpy(&tile.bytes[r * kRowBytes + first * kElementBytes], reinterpret_cast<void*>(source), bytes);
+        std::memcpy(&tile.bytes[r * row_bytes + first * kElementBytes], reinterpret_cast<void*>(source), bytes);
     }
     barrier_at(barrier, CALLER).copy(std::move(tile));
 }
@@ -139,5 +138,5 @@ extern "C" void emulated_bulk_load(void* shared, const void* global, unsigned by
     if (memory.check(source, bytes, Action::kRead, CALLER) != Space::kGlobal)
         fail(CALLER, "cp.async.bulk: the source is not in global memory");
     const auto* first = static_cast<const unsigned char*>(global);
-    barrier_at(barrier, CALLER).copy({static_cast<char*>(shared), {first, first + bytes}, false});
+    barrier_at(barrier, CALLER).copy({static_cast<char*>(shared), {first, first + bytes}, 0});
 }

@@ -8,11 +8,11 @@
 
 struct Thread;
 
-// Bytes that have been asked for and not yet come; of a tile, swizzled, rows of 128 bytes, one after the other.
+// Bytes that have been asked for and not yet come; of a tile its rows, one after the other.
 struct PendingTile {
     char* shared;
     std::vector<unsigned char> bytes;
-    bool is_swizzled;
+    std::uintptr_t swizzle;  // bits of an address that the bits three above them flip
 };
 
 class Mbarrier {

@@ -33,13 +33,17 @@ float value(unsigned short bits, bool bfloat16) {
 }
 
 // The eight elements from element (line, along) on, of a matrix whose contiguous axis is `along`. `line` is the row
-// of a K-major matrix, k of an MN-major one.
-void load_chunk(unsigned long long descriptor, int line, int along, bool bfloat16, const void* code, float* elements) {
-    if (descriptor >> 62 != 1) fail(code, "the emulator knows wgmma descriptors with 128-byte swizzle only");
+// of a K-major matrix, k of an MN-major one. In an MN-major one without swizzle the offsets trade places.
+void load_chunk(unsigned long long descriptor, bool k_major, int line, int along, bool bfloat16, const void* code,
+                float* elements) {
+    const int row_bytes = 16 << (4 - (descriptor >> 62)) % 4;  // 16 without swizzle
+    if (k_major && row_bytes == 16) fail(code, "the emulator knows no K-major operand of wgmma without swizzle");
     if (descriptor >> 49 & 7) fail(code, "the emulator knows wgmma descriptors with base offset 0 only");
     const auto field = [&](int shift) { return (descriptor >> shift & 0x3fff) << 4; };
-    std::uintptr_t address = field(0) + line % 8 * 128 + line / 8 * field(32) + along / 64 * field(16) + along % 64 * 2;
-    address ^= address >> 3 & 0x70;
+    const int columns = row_bytes / 2, lines_field = row_bytes == 16 ? 16 : 32, columns_field = 48 - lines_field;
+    std::uintptr_t address = field(0) + line % 8 * row_bytes + line / 8 * field(lines_field) +
+                             along / columns * field(columns_field) + along % columns * 2;
+    address ^= address >> 3 & (row_bytes - 16);
     Memory& memory = current_thread()->block->memory;
     address += memory.window();
     if (memory.check(address, 16, Action::kRead, code) != Space::kShared)
@@ -55,7 +59,7 @@ void load_shared(unsigned long long descriptor, int first_line, int lines, bool 
                  Store store) {
     float chunk[kChunk];
     const auto load = [&](int line, int along) {
-        load_chunk(descriptor, line, along, wgmma.bfloat16, wgmma.code, chunk);
+        load_chunk(descriptor, k_major, line, along, wgmma.bfloat16, wgmma.code, chunk);
     };
     if (k_major) {
         for (int line = 0; line < lines; ++line)

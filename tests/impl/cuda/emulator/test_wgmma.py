@@ -60,3 +60,16 @@ def test_elements_outside_the_tensor_are_zero(launch, test_kernel):
     assert torch.equal(scores, expected)
     assert torch.equal(out[:, :56], expected[:, :126] @ v[5:].float())
     assert not out[:, 56:].any()
+
+
+@pytest.mark.parametrize("columns", [8, 16, 32, 64])
+def test_narrow_tiles(launch, test_kernel, columns):
+    """A tile of X that crosses the tensor's last row and column, its rows as wide as the product."""
+    shared_bytes = 64 * 2 * (columns + 64)
+    kernel = test_kernel("narrow_wgmma.cu", "multiply_narrow", 128, "sm_90a", shared_bytes, COLUMNS=columns)
+    a, x = _integers(64, 64, torch.half), _integers(70, 72, torch.half)
+    out = torch.full((64, columns), torch.nan)
+    launch(kernel, (1, 1, 1), [TensorMap(x[None, None], 64, columns), a, out, np.int32(9), np.int32(16)])
+    tile = torch.zeros(64, columns)
+    tile[:61, : 72 - 16] = x[9:, 16 : 16 + columns].float()
+    assert torch.equal(out, a.float() @ tile)
