@@ -35,13 +35,13 @@ __device__ __forceinline__ unsigned load_next_if(unsigned bits, unsigned bit, Sh
     return word;
 }
 
-// target = x & y when `bits` has `bit`.
-__device__ __forceinline__ void and_if(unsigned bits, unsigned bit, unsigned& target, unsigned x, unsigned y) {
+// target = x * y when `bits` has `bit`.
+__device__ __forceinline__ void multiply_if(unsigned bits, unsigned bit, unsigned& target, unsigned x, unsigned y) {
 #ifdef VOLTABENCH_EMULATED
-    if (bits & bit) target = x & y;
+    if (bits & bit) target = x * y;
 #else
     asm("{\n.reg .pred set;\n.reg .b32 both;\nand.b32 both, %1, %2;\nsetp.ne.u32 set, both, 0;\n"
-        "@set and.b32 %0, %3, %4;\n}"
+        "@set mul.lo.u32 %0, %3, %4;\n}"
         : "+r"(target)
         : "r"(bits), "r"(bit), "r"(x), "r"(y));
 #endif

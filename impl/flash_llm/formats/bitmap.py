@@ -1,12 +1,12 @@
 """Bitmap: a compressed weight that a warp decodes in registers, straight to the A fragments of mma.m16n8k16.
 
-W [m, k] is cut into blocks of 32 rows x 256 columns, numbered row by row. A block is the share of one warp: each of
-its 32 lanes holds the 256 elements that the two 16-row fragments of 16 steps of k give it, in the order in which the
+W [m, k] is cut into blocks of 32 rows x 128 columns, numbered row by row. A block is the share of one warp: each of
+its 32 lanes holds the 128 elements that the two 16-row fragments of 8 steps of k give it, in the order in which the
 multiplication wants them (step, fragment, register, half). A lane's column of 32-bit words is
 
-  8 words of bits: bit i is the parity of the count of non-zeros among the lane's elements 0 to i, and so
+  4 words of bits: bit i is the parity of the count of non-zeros among the lane's elements 0 to i, and so
     an element is not zero where its bit differs from the one before it;
-  then its non-zeros, two to a word, the earlier one low.
+  then its non-zeros, two to a word, the earlier one high.
 
 The columns of the 32 lanes are stored side by side: a line is one word of each, 128 bytes, so that lanes which read
 at their own paces never meet in a bank of shared memory. Shorter columns are filled up to the longest one.
@@ -21,9 +21,9 @@ from torch import Tensor
 from impl.flash_llm.formats.base import SparseMatrix, first_true
 
 BLOCK_ROWS = 32
-BLOCK_COLS = 256
+BLOCK_COLS = 128
 LANES = 32
-MASK_LINES = 8
+MASK_LINES = 4
 
 _LANE_ELEMENTS = BLOCK_ROWS * BLOCK_COLS // LANES
 _WORD_BITS = 32
@@ -31,10 +31,10 @@ _WORD_BITS = 32
 # A block as [fragment, row half, row, step, column half, column pair, pair] against [lane, element]: PTX ISA, "Matrix
 # Fragments for mma.m16n8k16". Lane = row * 4 + column pair; register = column half * 2 + row half.
 _ROW_SPLIT = (2, 2, 8)
-_COL_SPLIT = (16, 2, 4, 2)
+_COL_SPLIT = (8, 2, 4, 2)
 _TO_LANES = (2, 5, 3, 0, 4, 1, 6)
 _FROM_LANES = (3, 5, 0, 2, 4, 1, 6)
-_LANE_SPLIT = (8, 4, 16, 2, 2, 2, 2)
+_LANE_SPLIT = (8, 4, 8, 2, 2, 2, 2)
 
 
 class Bitmap(SparseMatrix):
@@ -94,7 +94,7 @@ class Bitmap(SparseMatrix):
 
 
 def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
-    """Which elements of some blocks are not zero: bool [blocks, 32 lanes, 256]."""
+    """Which elements of some blocks are not zero: bool [blocks, 32 lanes, 128]."""
     heads = offsets[first:last].long().unsqueeze(1) + torch.arange(MASK_LINES, device=lines.device)
     bit = torch.arange(_WORD_BITS, device=lines.device, dtype=torch.int32)
     parity = (lines[heads].transpose(1, 2).unsqueeze(3) >> bit & 1).bool().flatten(2)
@@ -105,16 +105,16 @@ def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
 def _places(stored: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers of the stored elements, and where each lies among all halves: int64 [nnz] both.
 
-    stored: bool [blocks, 32 lanes, 256]; begin: int64 [blocks], the lines where the blocks begin.
+    stored: bool [blocks, 32 lanes, 128]; begin: int64 [blocks], the lines where the blocks begin.
     """
     element = stored.flatten().nonzero().squeeze(1)
     rank = stored.cumsum(2, dtype=torch.int16).flatten()[element] - 1
     lane = element // _LANE_ELEMENTS
     line = begin[lane // LANES] + MASK_LINES + rank // 2
-    return element, (line * LANES + lane % LANES) * 2 + rank % 2
+    return element, (line * LANES + lane % LANES) * 2 + 1 - rank % 2
 
 
 def _to_lanes(blocks: Tensor) -> Tensor:
-    """Elements [blocks, 32, 256] as those of each lane: [blocks, 32 lanes, 256]."""
+    """Elements [blocks, 32, 128] as those of each lane: [blocks, 32 lanes, 128]."""
     split = blocks.reshape(-1, *_ROW_SPLIT, *_COL_SPLIT).permute(0, *(axis + 1 for axis in _TO_LANES))
     return split.reshape(-1, LANES, _LANE_ELEMENTS)

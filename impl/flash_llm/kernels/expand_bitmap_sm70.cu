@@ -1,13 +1,13 @@
 // The dense matrix [m, k], fp16, of one in the bitmap format (../formats/bitmap.py), where a dense product is the
-// faster one. A warp expands one block of 32 x 256: each lane walks down its column of the lines and writes pairs of
+// faster one. A warp expands one block of 32 x 128: each lane walks down its column of the lines and writes pairs of
 // elements to the places that mma.m16n8k16's A fragments give them. Bound by the bytes that are written: four lanes
 // write 16 adjacent bytes, which L2 joins. 4 warps a block, no shared memory. Any architecture.
 namespace {
 
 constexpr int BLOCK_ROWS = 32;
-constexpr int BLOCK_COLS = 256;
+constexpr int BLOCK_COLS = 128;
 constexpr int LANES = 32;
-constexpr int MASK_LINES = 8;
+constexpr int MASK_LINES = 4;
 constexpr int PAIRS = 16;  // of elements, to a word of bits: 4 registers x 2 fragments x 2 steps of 16 in k
 
 }  // namespace
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(128, 12) expand_bitmap(const unsign
     const unsigned* const column = lines + static_cast<long long>(offsets[block]) * LANES + lane;
     const unsigned* next = column + MASK_LINES * LANES;
     unsigned word = 0;
-    bool odd = false;  // whether the next non-zero is the upper half of `word`
+    bool odd = false;  // whether the next non-zero is the lower half of `word`
     unsigned before = 0;
 #pragma unroll 1
     for (int line = 0; line < MASK_LINES; ++line) {
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128, 12) expand_bitmap(const unsign
                     word = *next;
                     next += LANES;
                 }
-                halves[i] = present ? (odd ? word >> 16 : word & 0xffffu) : 0;
+                halves[i] = present ? (odd ? word & 0xffffu : word >> 16) : 0;
                 odd ^= present;
             }
             const int fragment = pair / 4 % 2;

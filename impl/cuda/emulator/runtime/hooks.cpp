@@ -47,6 +47,7 @@ void __tsan_read_range(void* p, std::size_t bytes) {
 void __tsan_write_range(void* p, std::size_t bytes) {
     on_access(p, bytes, Action::kWrite, false, __builtin_return_address(0));
 }
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
