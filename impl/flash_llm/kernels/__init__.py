@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from impl.flash_llm.kernels import bitmap, tiled_csl
+from impl.flash_llm.kernels import bitmap, bitmap_sm90, tiled_csl
+from impl.flash_llm.kernels.bitmap_sm90 import SharedPlan
 from impl.flash_llm.kernels.expand import EXPAND
 from impl.flash_llm.kernels.plan import REDUCE, Device, Plan, Problem
 
 __all__ = ["KERNELS", "Device", "Plan", "Problem", "choose_plan"]
 
-KERNELS = (*tiled_csl.SPMM.values(), *bitmap.SPMM.values(), REDUCE, *EXPAND.values())
-_PLANNERS = {  # by format, newest source first: the compute capability it needs, and what plans it
-    "tiled_csl": (((8, 0), tiled_csl.choose_plan),),
-    "bitmap": (((8, 0), bitmap.choose_plan),),
+KERNELS = (*tiled_csl.SPMM.values(), *bitmap.SPMM.values(), *bitmap_sm90.SPMM.values(), REDUCE, *EXPAND.values())
+_PLANNERS = {  # by format and the major version of the compute capability that a source is for, newest first
+    "tiled_csl": {8: tiled_csl.choose_plan},
+    "bitmap": {9: bitmap_sm90.choose_plan, 8: bitmap.choose_plan},
 }
+_ONLY = {9}  # sm_90a runs on no other architecture
 
 
-def choose_plan(kind: str, problem: Problem, device: Device, split_k: int | None = None) -> Plan:
+def choose_plan(kind: str, problem: Problem, device: Device, split_k: int | None = None) -> Plan | SharedPlan:
     """The plan of a product by a weight in the format `kind`, by the newest source that `device` runs.
 
     Raises NotImplementedError when there is none, and ValueError as the format's planner does.
     """
-    for needed, plan in _PLANNERS[kind]:
-        if device.capability >= needed:
+    have = device.capability[0]
+    for major, plan in _PLANNERS[kind].items():
+        if have == major or (have > major and major not in _ONLY):
             return plan(problem, device, split_k)
-    major, minor = _PLANNERS[kind][-1][0]
-    have = "".join(map(str, device.capability))
-    raise NotImplementedError(f"the {kind} kernel needs sm_{major}{minor} or newer; this GPU is sm_{have}")
+    oldest = min(_PLANNERS[kind])
+    gpu = "".join(map(str, device.capability))
+    raise NotImplementedError(f"the {kind} kernel needs sm_{oldest}0 or newer; this GPU is sm_{gpu}")

@@ -17,7 +17,7 @@ _LINE_BYTES = 4 * LANES
 _BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block
 _REGISTERS = 65536  # of an SM
 _FILL_SEGMENTS = 1  # segments that a block waits for before the first one it multiplies
-_NOMINAL_LINES = 48  # of the densest block, about 80 % zeros: what KERNELS and their reports show
+_NOMINAL_LINES = 27  # of the densest block, about 80 % zeros: what KERNELS and their reports show
 _WARPS = (4, 8)
 
 
@@ -53,17 +53,10 @@ def choose_plan(problem: Problem, device: Device, split_k: int | None = None) ->
 
     The narrowest tile that holds n, or the widest, of those whose stages fit in shared memory; of 4 or 8 warps
     the number that puts more on an SM, and when both put the same, 8, which read X half as often. `split_k`
-    overrides the choice; it may be 1 to the number of 256-wide segments in k. Raises ValueError beyond that, and
-    when W's longest block fits in no tile.
+    overrides the choice; it may be 1 to the number of 128-wide segments in k. Raises ValueError beyond that.
     """
     longest = problem.longest
     widths = [width for width in _MAX_REGISTERS if resident_blocks(width, min(_WARPS), longest, device)]
-    if not widths:
-        raise ValueError(
-            f"a block of W has {longest} lines; {_STAGES} stages of them take "
-            f"{_shared_bytes(min(_MAX_REGISTERS), min(_WARPS), longest)} bytes of shared memory, and a block here has "
-            f"{device.shared_bytes_per_block}"
-        )
     tile_n = next((width for width in widths if width >= problem.n), max(widths))
     resident = {warps: resident_blocks(tile_n, warps, longest, device) for warps in _WARPS}
     useful = [warps for warps in _WARPS if warps == min(_WARPS) or problem.m > BLOCK_ROWS * min(_WARPS)]

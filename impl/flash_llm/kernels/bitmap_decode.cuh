@@ -1,15 +1,16 @@
 // Decoding a block of the bitmap format (../formats/bitmap.py) in registers, straight to A fragments of 16 x 16.
 //
-// A lane walks down its own column of the block's lines, in which the words that are not zero follow its bits (LINE bytes
-// apart, so always in its own bank). Non-zeros number 0, 2, 4... of a lane take the next word's upper half; the odd ones
-// take what is left of the last word. Bits are running parities, so a pair of elements and the one before it are a code of
-// three adjacent bits that tells all: which of the two are zero, which are odd, and whether a word must be read.
+// A lane walks down its own column of the block's lines, in which the words that are not zero follow its bits (LINE
+// bytes apart, so always in its own bank). Non-zeros number 0, 2, 4... of a lane take the next word's upper half; the
+// odd ones take what is left of the last word. Bits are running parities, so a pair of elements and the one before it
+// are a code of three adjacent bits that tells all: which of the two are zero, which are odd, and whether a word must
+// be read.
 //  * Byte permutes with constant tables turn four codes at once into selectors, and one more permute per pair picks
 //    two halves out of {zero, left half, new word}. No count, no shift by a variable, no branch.
 //  * Whether to read is three-input logic on a whole word of bits (16 pairs); then a bit test per pair predicates
 //    the read, the step to the next word and the new left half. These two are multiply-adds, for their pipe is free.
-// Per pair: permutes 1 + 1 + 8/16, bit test 1, other 9/16: 4 operations of the integer pipe, 7 instructions, and a 4-byte
-// read of shared memory, whatever the density.
+// Per pair: permutes 1 + 1 + 8/16, bit test 1, other 9/16: 4 operations of the integer pipe, 7 instructions, and a
+// 4-byte read of shared memory, whatever the density.
 #pragma once
 #include "permute.cuh"
 #include "predicate.cuh"

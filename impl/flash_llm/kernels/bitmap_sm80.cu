@@ -1,5 +1,5 @@
-// Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W is
-// decoded in registers, straight to the A fragments (bitmap_decode.cuh). Written for sm_80: cp.async, ldmatrix,
+// Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W
+// is decoded in registers, straight to the A fragments (bitmap_decode.cuh). Written for sm_80: cp.async, ldmatrix,
 // mma.m16n8k16.
 //
 // A block of WARPS warps owns 32 rows of Y for each, x TILE_N columns, and walks along k in segments of 128; blockIdx.y

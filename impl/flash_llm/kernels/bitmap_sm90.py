@@ -1,4 +1,4 @@
-"""Launching the bitmap kernel of sm_90a: its specialisations, what fits on an SM, and its blocks' shares."""
+"""Planning the bitmap product of sm_90a: its specialisations, what fits on an SM, and the blocks' equal shares."""
 
 from __future__ import annotations
 
@@ -14,69 +14,119 @@ from torch import Tensor
 
 from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
-from impl.flash_llm.bitmap import BLOCK_COLS, BLOCK_ROWS, LANES, block_grid
+from impl.flash_llm.formats.bitmap import BLOCK_COLS, BLOCK_ROWS, LANES, Bitmap
+from impl.flash_llm.kernels.plan import Device, Problem, check_split_k
 
-_LINE_BYTES = 4 * LANES
+_WARPS = 8
+_TILE_M = BLOCK_ROWS * _WARPS
+_STAGES = 2
+_X_STAGES = 2
 _BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block
-_NOMINAL_LINES = 27  # of the densest block, about 80 % zeros: what KERNELS and their reports show
+_NOMINAL_LINES = 27  # of the longest block, about 80 % zeros: what KERNELS and their reports show
+
+
+def _shared_bytes(tile_n: int, stage_lines: int) -> int:
+    w_bytes = _STAGES * _WARPS * stage_lines * 4 * LANES
+    barriers = 8 * (_STAGES * _WARPS + 2 * _X_STAGES + 1)
+    return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + barriers
+
+
+def _spmm_kernel(tile_n: int, blocks_per_sm: int, max_registers: int, unroll: int) -> Kernel:
+    macros = {
+        "TILE_N": tile_n,
+        "WARPS": _WARPS,
+        "STAGES": _STAGES,
+        "X_STAGES": _X_STAGES,
+        "UNROLL": unroll,
+        "MIN_BLOCKS_PER_SM": blocks_per_sm,
+    }
+    return Kernel(
+        name=f"flash_llm_bitmap_sm90a_n{tile_n}_b{blocks_per_sm}",
+        file=Path(__file__).parent / "bitmap_sm90a.cu",
+        entry="bitmap_spmm_sm90a",
+        arch="sm_90a",
+        macros=tuple(macros.items()),
+        threads=32 * _WARPS,
+        dynamic_shared_bytes=_shared_bytes(tile_n, _NOMINAL_LINES),
+        max_registers=max_registers,
+        min_blocks_per_sm=blocks_per_sm,
+    )
+
+
+# By the width of the tile and the blocks on an SM, for which registers are kept.
+SPMM = {
+    (8, 3): _spmm_kernel(8, blocks_per_sm=3, max_registers=80, unroll=1),
+    (8, 2): _spmm_kernel(8, blocks_per_sm=2, max_registers=128, unroll=2),
+    (16, 3): _spmm_kernel(16, blocks_per_sm=3, max_registers=80, unroll=1),
+    (16, 2): _spmm_kernel(16, blocks_per_sm=2, max_registers=128, unroll=2),
+    (32, 2): _spmm_kernel(32, blocks_per_sm=2, max_registers=128, unroll=1),
+    (64, 2): _spmm_kernel(64, blocks_per_sm=2, max_registers=128, unroll=1),
+}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A specialisation: columns of Y and warps of a block, stages of W and of X, words decoded at once."""
+class SharedPlan:
+    """How one multiplication is cut: rows and columns of Y per tile, and the blocks that share the tiles' segments."""
 
+    kernel: Kernel
+    tile_m: int
     tile_n: int
-    warps: int
-    stages: int
-    x_stages: int
-    unroll: int
-    min_blocks_per_sm: int
+    blocks: int
+    split_k: int  # blocks to a tile, rounded up
+    stage_lines: int
 
-    def shared_bytes(self, stage_lines: int) -> int:
-        x_bytes = self.x_stages * 2 * BLOCK_COLS * self.tile_n
-        w_bytes = self.stages * self.warps * stage_lines * _LINE_BYTES
-        return x_bytes + w_bytes + 8 * (self.stages * self.warps + 2 * self.x_stages + 1)
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What is launched, in order."""
+        return (self.kernel,)
 
-    def kernel(self, stage_lines: int) -> Kernel:
-        macros = {
-            "TILE_N": self.tile_n,
-            "WARPS": self.warps,
-            "STAGES": self.stages,
-            "X_STAGES": self.x_stages,
-            "UNROLL": self.unroll,
-            "MIN_BLOCKS_PER_SM": self.min_blocks_per_sm,
-        }
-        return Kernel(
-            name=f"flash_llm_bitmap_sm90a_n{self.tile_n}_b{self.min_blocks_per_sm}",
-            file=Path(__file__).parent / "bitmap_sm90a.cu",
-            entry="bitmap_spmm_sm90a",
-            arch="sm_90a",
-            macros=tuple(macros.items()),
-            threads=32 * self.warps,
-            dynamic_shared_bytes=self.shared_bytes(stage_lines),
-            max_registers=65536 // (32 * self.warps * self.min_blocks_per_sm) // 8 * 8,
-            min_blocks_per_sm=1,
-        )
-
-
-def multiply(
-    lines: Tensor, offsets: Tensor, x: Tensor, m: int, shape: Shape, stage_lines: int, slots: int, launch: Callable[..., None]
-) -> Tensor:
-    k, n = x.shape
-    segments = block_grid(m, k)[1]
-    rows = BLOCK_ROWS * shape.warps
-    tiles, tiles_n = -(-m // rows), -(-n // shape.tile_n)
-    blocks = min(tiles * segments, slots)
-    y = torch.empty(m, n, dtype=torch.float16, device=x.device)
-    partials = torch.empty(tiles_n, blocks, 2, rows * shape.tile_n, dtype=torch.float32, device=x.device)
-    counters = _counters(x.device, tiles * tiles_n)
-    kernel = shape.kernel(stage_lines)
-    sizes = (np.int32(m), np.int32(n), np.int32(segments), np.int32(stage_lines))
-    x_map = TensorMap(x[None, None], BLOCK_COLS, shape.tile_n)
-    launch(kernel, (blocks, tiles_n, 1), (x_map, lines, offsets, y, partials, counters, *sizes))
-    return y
+    def multiply(self, data: Tensor, offsets: Tensor, x: Tensor, m: int, launch: Callable[..., None]) -> Tensor:
+        """As `Plan.multiply`. An x that the copy engine cannot load is copied first."""
+        k, n = x.shape
+        tiles, tiles_n = -(-m // self.tile_m), -(-n // self.tile_n)
+        y = torch.empty(m, n, dtype=torch.float16, device=x.device)
+        partials = torch.empty(tiles_n, self.blocks, 2, self.tile_m * self.tile_n, device=x.device)
+        x_map = TensorMap(_loadable(x)[None, None], BLOCK_COLS, self.tile_n)
+        sizes = map(np.int32, (m, n, Bitmap.grid(m, k)[1], self.stage_lines))
+        arguments = (x_map, data, offsets, y, partials, _counters(x.device, tiles * tiles_n), *sizes)
+        launch(self.kernel, (self.blocks, tiles_n, 1), arguments)
+        return y
 
 
 @functools.cache
+def choose_plan(problem: Problem, device: Device, split_k: int | None = None) -> SharedPlan:
+    """The plan of a product on `device`.
+
+    The narrowest tile that holds n, or the widest, and of its kernels the one that puts most blocks on an SM. There
+    are as many blocks as the GPU holds at once; `split_k` overrides that: so many for each tile, 1 to the number of
+    segments in k. Raises ValueError beyond that.
+    """
+    tile_n = next((width for width, _ in SPMM if width >= problem.n), 64)
+    shared_bytes = _shared_bytes(tile_n, problem.longest)
+    tiles = -(-problem.m // _TILE_M)
+    segments = Bitmap.grid(problem.m, problem.k)[1]
+    check_split_k(split_k, segments, problem.k)
+    fitting = device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD)
+    resident = {min(fitting, held): kernel for (width, held), kernel in SPMM.items() if width == tile_n}
+    kernel = dataclasses.replace(resident[max(resident)], dynamic_shared_bytes=shared_bytes)
+    blocks = tiles * split_k if split_k else min(tiles * segments, device.sm_count * max(resident))
+    return SharedPlan(kernel, _TILE_M, tile_n, blocks, -(-blocks // tiles), problem.longest)
+
+
+def _loadable(x: Tensor) -> Tensor:
+    """x, or a copy of it whose rows begin at multiples of 16 bytes."""
+    if loadable(x[None, None]):
+        return x
+    k, n = x.shape
+    return x.new_empty(k, -(-n // 8) * 8)[:, :n].copy_(x)
+
+
 def _counters(device: torch.device, tiles: int) -> Tensor:
-    return torch.zeros(tiles, dtype=torch.int32, device=device)
+    """Zeros, of which every launch leaves zeros: one tensor for all launches of a stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _zeros(device, stream, 1 << (tiles - 1).bit_length())
+
+
+@functools.cache
+def _zeros(device: torch.device, stream: int, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)

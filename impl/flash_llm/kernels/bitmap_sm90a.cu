@@ -1,5 +1,5 @@
-// Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W is
-// decoded in registers (bitmap_decode.cuh), which are wgmma's A; X is its B. Written for sm_90a: the copy engine,
+// Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W
+// is decoded in registers (bitmap_decode.cuh), which are wgmma's A; X is its B. Written for sm_90a: the copy engine,
 // mbarriers, wgmma.
 //
 // Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next 128 of k. The blocks,
@@ -7,12 +7,13 @@
 // that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds them in their
 // order, so that the result does not depend on who is last.
 //
-// A warp asks the copy engine for its own blocks of W, STAGES units ahead: `stage_lines` lines of 128 bytes at most, which
-// are adjacent. X's 128 x TILE_N are for all warps; the first one asks for them, X_STAGES - 1 units ahead, for it must
-// know that no warp needs what they overwrite. Warps meet at wgmma, four of them, and there is no barrier in the loop.
+// A warp asks the copy engine for its own blocks of W, STAGES units ahead: `stage_lines` lines of 128 bytes at most,
+// which are adjacent. X's 128 x TILE_N are for all warps; the first one asks for them, X_STAGES - 1 units ahead, for it
+// must know that no warp needs what they overwrite. Warps meet at wgmma, four of them, and there is no barrier in the
+// loop.
 //
-// Shared memory: X_STAGES * 256 * TILE_N + STAGES * WARPS * 128 * stage_lines bytes, Control. Macros: TILE_N, WARPS (4 or
-// 8), STAGES, X_STAGES (2 or more), UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
+// Shared memory: X_STAGES * 256 * TILE_N + STAGES * WARPS * 128 * stage_lines bytes, Control. Macros: TILE_N, WARPS (4
+// or 8), STAGES, X_STAGES (2 or more), UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "bitmap_decode.cuh"
 #include "mbarrier.cuh"
 #include "skinny_tile.cuh"
@@ -35,9 +36,7 @@ struct Shares {
     int size, rest;
 
     __device__ Shares(int units, int blocks) : size(units / blocks), rest(units % blocks) {}
-    __device__ int begin(int block) const {
-        return block * size + min(block, rest);
-    }
+    __device__ int begin(int block) const { return block * size + min(block, rest); }
     __device__ int owner(int unit) const {
         const int longer = rest * (size + 1);
         return unit < longer ? unit / (size + 1) : rest + (unit - longer) / size;
@@ -132,10 +131,9 @@ __device__ __forceinline__ bool combine(Sums& sum, float* partials, int* counter
 
 // y: fp16 [m, n]. blockIdx.y: which TILE_N columns. partials: fp32 [gridDim.y, gridDim.x, 2, TILE_ROWS * TILE_N], needs
 // no values. counters [gridDim.y, tiles]: 0, and 0 again at the end. x_map: X in tiles of 128 x TILE_N.
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM)
-    bitmap_spmm_sm90a(const __grid_constant__ TensorMap x_map, const unsigned char* __restrict__ lines,
-                      const int* __restrict__ offsets, unsigned short* __restrict__ y, float* partials, int* counters,
-                      int m, int n, int segments, int stage_lines) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_spmm_sm90a(
+    const __grid_constant__ TensorMap x_map, const unsigned char* __restrict__ lines, const int* __restrict__ offsets,
+    unsigned short* __restrict__ y, float* partials, int* counters, int m, int n, int segments, int stage_lines) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const int w_bytes = stage_lines * LINE;
     const int lane = threadIdx.x % 32;

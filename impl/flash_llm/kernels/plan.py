@@ -118,9 +118,8 @@ def choose_split_k(
     """
     blocks = -(-problem.m // tile[0]) * -(-problem.n // tile[1])
     limit = min(steps, MAX_GRID_Y)
+    check_split_k(wanted, limit, problem.k)
     if wanted is not None:
-        if not 1 <= wanted <= limit:
-            raise ValueError(f"split_k={wanted} must be 1 to {limit} for k={problem.k}: every part takes a tile of W")
         return wanted
 
     def cost(split_k: int) -> int:
@@ -130,3 +129,9 @@ def choose_split_k(
         return waves * longest * slots * step_bytes + partials
 
     return min(range(1, limit + 1), key=cost)
+
+
+def check_split_k(split_k: int | None, limit: int, k: int) -> None:
+    """Raises ValueError for parts of k that are not 1 to `limit`."""
+    if split_k is not None and not 1 <= split_k <= limit:
+        raise ValueError(f"split_k={split_k} must be 1 to {limit} for k={k}: every part takes a tile of W")

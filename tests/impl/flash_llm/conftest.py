@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -11,7 +12,7 @@ from impl.cuda import emulator
 from impl.flash_llm.api import spmm
 from impl.flash_llm.formats import FORMATS
 from impl.flash_llm.kernels import Device, Problem, choose_plan
-from tests.impl.flash_llm.devices import A100
+from tests.impl.flash_llm.devices import A100, HOPPER
 
 _GUARD_BYTES = 256
 
@@ -36,19 +37,36 @@ def kind(request):
     return FORMATS[request.param]
 
 
-@pytest.fixture(params=["reference", "emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
+_DEVICES = {"sm_80": A100, "sm_90a": HOPPER}  # whose plans are emulated
+
+
+@pytest.fixture(
+    params=[
+        "reference",
+        *(f"emulated {arch}" for arch in _DEVICES),
+        pytest.param("kernel", marks=pytest.mark.gpu),
+        pytest.param("kernel sm_80", marks=pytest.mark.gpu),
+    ]
+)
 def multiply(request, kind):
     """`multiply(w, x, split_k=None)` gives Y [m, n] on the CPU, in a format and by the backend the test is run for."""
     if request.param == "reference":
         return lambda w, x, split_k=None: spmm(kind.from_dense(w), x, split_k)
-    if request.param == "emulated":
+    how, _, arch = request.param.partition(" ")
+    if (kind.name, arch) == ("tiled_csl", "sm_90a"):
+        pytest.skip("the same source as on sm_80")
+    if how == "emulated":
         if reason := emulator.available():
             pytest.skip(reason)
-        launch, device = functools.partial(emulator.launch, check_races=True), A100
+        launch, device = functools.partial(emulator.launch, check_races=True), _DEVICES[arch]
         return lambda w, x, split_k=None: _by_kernel(launch, device, kind.from_dense(w), x, split_k)
     from impl.cuda.launch import launch
 
     device = Device.of(torch.device("cuda", torch.cuda.current_device()))
+    if arch == "sm_80":
+        if device.capability[0] < 9:
+            pytest.skip("this GPU runs it as its own")
+        device = dataclasses.replace(device, capability=(8, 0))
 
     def on_gpu(w, x, split_k=None):
         return _by_kernel(guarded(launch), device, kind.from_dense(w.cuda()), to_cuda(x), split_k).cpu()

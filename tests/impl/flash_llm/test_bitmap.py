@@ -49,4 +49,4 @@ def test_bytes(density):
 def test_other_bits_are_refused():
     matrix = Bitmap.from_dense(random_sparse(200, 100, 0.5))
     with pytest.raises(ValueError, match=r"tile 0, .*: (\d+ lines, but its bits need|an element lies outside)"):
-        dataclasses.replace(matrix, data=change(matrix.data, 0, 0x55555555))
+        dataclasses.replace(matrix, data=change(matrix.data, 3 * 32, 0x55555555))

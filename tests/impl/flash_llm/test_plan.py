@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from impl.flash_llm.kernels import Problem, bitmap, choose_plan, tiled_csl
+from impl.flash_llm.kernels import Problem, bitmap, bitmap_sm90, choose_plan, tiled_csl
 from tests.impl.flash_llm.devices import A100, H200, OPT_LAYERS, RTX_3090, V100
 
-LINES = 50  # of the longest block of a bitmap at 80 % zeros
+LINES = 27  # of the longest block of a bitmap at 80 % zeros
+AS_SM_80 = dataclasses.replace(H200, capability=(8, 0))
 
 
-def plan(kind, m, n, k, device=H200, split_k=None, longest=LINES):
-    return choose_plan(kind.name, Problem(m, n, k, int(0.64 * m * k), longest), device, split_k)
+def plan(kind, m, n, k, device=AS_SM_80, split_k=None, longest=LINES):
+    return choose_plan(kind.name, Problem(m, n, k, int(0.67 * m * k), longest), device, split_k)
 
 
+@pytest.mark.parametrize("device", [AS_SM_80, H200])
 @pytest.mark.parametrize(("n", "tile_n"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (33, 64), (64, 64), (129, 64)])
-def test_narrowest_tile_that_holds_n(kind, n, tile_n):
-    assert plan(kind, 128, n, 256).tile_n == tile_n
+def test_narrowest_tile_that_holds_n(kind, n, tile_n, device):
+    assert plan(kind, 128, n, 256, device).tile_n == tile_n
 
 
 @pytest.mark.parametrize(("m", "k"), OPT_LAYERS)
@@ -51,18 +55,32 @@ def test_an_old_gpu_is_refused(kind):
         plan(kind, 128, 8, 256, V100)
 
 
-@pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 4), (32, 50, 8), (64, 50, 8), (16, 92, 8)])
+@pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 8), (16, 54, 4), (32, 27, 8), (64, 40, 4)])
 def test_the_number_of_warps_that_puts_more_on_an_sm(n, lines, warps):
-    """228 KiB an SM: at n = 8 two blocks of 8 warps or three of 4, at n = 16 one of 8 or three of 4."""
+    """228 KiB an SM: at n = 16 and 54 lines one block of 8 warps or three of 4."""
     assert bitmap.choose_plan(Problem(7168, n, 7168, 7168 * 7168, lines), H200).tile_m == 32 * warps
     assert bitmap.choose_plan(Problem(128, n, 7168, 128 * 7168, lines), H200).tile_m == 32 * 4
 
 
-def test_a_dense_weight_takes_a_narrower_tile_or_is_refused():
-    problem = Problem(128, 64, 256, 128 * 136 * 4, longest=136)
-    assert bitmap.choose_plan(problem, A100).tile_n == 16
-    with pytest.raises(ValueError, match="a block of W has 136 lines; 2 stages of them take 147456 bytes"):
-        bitmap.choose_plan(problem, RTX_3090)
+def test_a_dense_weight_takes_a_narrower_tile():
+    problem = Problem(128, 64, 256, 128 * 68 * 4, longest=68)
+    assert bitmap.choose_plan(problem, A100).tile_n == 64
+    assert bitmap.choose_plan(problem, RTX_3090).tile_n == 32
+
+
+@pytest.mark.parametrize(("n", "lines", "per_sm"), [(8, 27, 3), (16, 27, 3), (16, 50, 2), (32, 27, 2), (64, 27, 2)])
+def test_hopper_holds_as_many_blocks_as_fit(n, lines, per_sm):
+    chosen = bitmap_sm90.choose_plan(Problem(28672, n, 7168, 0, lines), H200)
+    assert chosen.blocks == 132 * per_sm
+    assert chosen.kernel.min_blocks_per_sm == per_sm
+    few = bitmap_sm90.choose_plan(Problem(300, n, 1000, 0, lines), H200)
+    assert (few.blocks, few.split_k) == (2 * 8, 8)
+
+
+def test_a_gpu_newer_than_hopper_runs_the_older_source():
+    problem = Problem(28672, 8, 7168, 0, LINES)
+    assert choose_plan("bitmap", problem, H200).kernel.arch == "sm_90a"
+    assert choose_plan("bitmap", problem, dataclasses.replace(H200, capability=(10, 0))).kernel.arch == "sm_80"
 
 
 def test_every_kernel_can_be_planned():
