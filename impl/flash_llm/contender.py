@@ -18,13 +18,15 @@ class _FlashLLM(Contender):
     role = "ours"
     sources = ("impl/flash_llm", "impl/cuda")
     kind: ClassVar[str]  # of format
+    needs: ClassVar[tuple[tuple[int, int], str]]  # compute capability, and what for
 
     def unsupported(self, params: SpMMParams, target: Target) -> str | None:
         if params.dtype != "float16":
             return f"the format holds float16 values, not {params.dtype}"
-        if target.is_cuda and target.capability < (8, 0):
-            major, minor = target.capability
-            return f"the kernel needs sm_80 or newer (cp.async, mma.m16n8k16); this GPU is sm_{major}{minor}"
+        capability, why = self.needs
+        if target.is_cuda and target.capability < capability:
+            needed, have = ("".join(map(str, version)) for version in (capability, target.capability))
+            return f"the kernel needs sm_{needed} or newer ({why}); this GPU is sm_{have}"
         return None
 
     def prepare(self, params: SpMMParams, inputs: Tensors, target: Target) -> Prepared:
@@ -56,6 +58,7 @@ class _FlashLLM(Contender):
 class FlashLLMTiledCSL(_FlashLLM):
     name = "flash_llm_tiled_csl"
     kind = "tiled_csl"
+    needs = (7, 0), "Tensor Cores"
     label = "Flash-LLM (Tiled-CSL)"
     summary = "unstructured sparse W streamed compressed, expanded in shared memory, multiplied on Tensor Cores"
     source = "Xia et al., Flash-LLM, PVLDB 17(2), 2023; impl/flash_llm"
@@ -64,6 +67,7 @@ class FlashLLMTiledCSL(_FlashLLM):
 class FlashLLMBitmap(_FlashLLM):
     name = "flash_llm_bitmap"
     kind = "bitmap"
+    needs = (8, 0), "fragments of mma.m16n8k16"
     label = "Flash-LLM (bitmap)"
     summary = "one bit per element and packed non-zeros, decoded in registers, multiplied on Tensor Cores"
     source = "format and kernel of this project, after SpInfer's idea, EuroSys 2025; impl/flash_llm/README.md"

@@ -9,9 +9,16 @@ from impl.flash_llm.kernels.plan import REDUCE, Device, Plan, Problem
 
 __all__ = ["KERNELS", "Device", "Plan", "Problem", "choose_plan"]
 
-KERNELS = (*tiled_csl.SPMM.values(), *bitmap.SPMM.values(), *bitmap_sm90.SPMM.values(), REDUCE, *EXPAND.values())
+KERNELS = (
+    *tiled_csl.SPMM.values(),
+    *tiled_csl.SPMM_SM70.values(),
+    *bitmap.SPMM.values(),
+    *bitmap_sm90.SPMM.values(),
+    REDUCE,
+    *EXPAND.values(),
+)
 _PLANNERS = {  # by format and the major version of the compute capability that a source is for, newest first
-    "tiled_csl": {8: tiled_csl.choose_plan},
+    "tiled_csl": {7: tiled_csl.choose_plan},
     "bitmap": {9: bitmap_sm90.choose_plan, 8: bitmap.choose_plan},
 }
 _ONLY = {9}  # sm_90a runs on no other architecture

@@ -9,7 +9,7 @@
 // Shared memory: STAGES * (256 * TILE_N + WARPS * 128 * stage_lines) bytes. Macros: TILE_N, WARPS, STAGES (2 or more),
 // UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "bitmap_decode.cuh"
-#include "skinny_tile.cuh"
+#include "skinny_tile_sm80.cuh"
 
 namespace {
 

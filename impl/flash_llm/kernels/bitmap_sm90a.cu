@@ -16,7 +16,7 @@
 // or 8), STAGES, X_STAGES (2 or more), UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "bitmap_decode.cuh"
 #include "mbarrier.cuh"
-#include "skinny_tile.cuh"
+#include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
 #include "wgmma.cuh"
 
@@ -219,7 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
         x_place.advance();
         if (++segment == segments || unit + 1 == end) {
             if (combine(sum, partials, counters + blockIdx.y * tiles + tile, control, shares, tile, segments)) {
-                write(y, reinterpret_cast<const Accumulators&>(sum), m, n, tile * TILE_ROWS, blockIdx.y * TILE_N);
+                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, blockIdx.y * TILE_N,
+                          PairWriter<unsigned short>{y, m, n});
             }
 #pragma unroll
             for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;

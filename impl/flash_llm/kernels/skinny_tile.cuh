@@ -1,8 +1,8 @@
-// What the kernels of a sparse W times a skinny X share: a block of WARPS warps owns 32 rows of Y for each of them, and
-// TILE_N columns; X's tile in shared memory, and the way Y or its partial sums are written. WARPS, TILE_N: macros.
+// What the kernels of a sparse W times a skinny X share, on any architecture: a block of WARPS warps owns 32 rows of Y
+// for each of them, and TILE_N columns; X's tile in shared memory, and the way Y or its partial sums are written.
+// WARPS, TILE_N: macros.
 #pragma once
-#include "copy_async.cuh"
-#include "mma_sm80.cuh"
+#include "half.cuh"
 
 namespace {
 
@@ -11,9 +11,6 @@ constexpr int WARP_ROWS = 32;
 constexpr int TILE_ROWS = WARPS * WARP_ROWS;
 constexpr int CHUNK = 8;  // halves of 16 bytes: what ldmatrix and cp.async move, and the swizzles permute
 constexpr int X_CHUNKS = TILE_N / CHUNK;
-constexpr int ROW_FRAGMENTS = WARP_ROWS / 16;
-
-using Accumulators = float[ROW_FRAGMENTS][X_CHUNKS][4];
 
 // Where chunk `chunk` of row `row` of X's tile lies: eight rows of one chunk fill all banks once.
 __device__ __forceinline__ unsigned char* x_chunk(unsigned char* tile, int row, int chunk) {
@@ -31,24 +28,6 @@ __device__ __forceinline__ uint4 gather_chunk(const unsigned short* from, int co
         words[i] = low | high << 16;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// ROWS rows from k_begin and TILE_N columns from n_begin of X, zeros outside it.
-template <int ROWS>
-__device__ __forceinline__ void load_x(unsigned char* tile, const unsigned short* x, long long stride, int k, int n,
-                                       int k_begin, int n_begin, bool aligned) {
-    for (int i = threadIdx.x; i < ROWS * X_CHUNKS; i += THREADS) {
-        const int row = i / X_CHUNKS;
-        const int chunk = i % X_CHUNKS;
-        const int column = n_begin + chunk * CHUNK;
-        const unsigned short* from = x + (k_begin + row) * stride + column;
-        unsigned char* to = x_chunk(tile, row, chunk);
-        if (aligned) {
-            copy_async_16(to, from, k_begin + row < k && column < n);
-        } else {
-            *reinterpret_cast<uint4*>(to) = gather_chunk(from, k_begin + row < k ? n - column : 0);
-        }
-    }
 }
 
 // Whether rows of X can be copied by 16 bytes.
@@ -72,31 +51,23 @@ __device__ __forceinline__ void store_pair(unsigned short* to, float first, floa
     *reinterpret_cast<unsigned*>(to) = pack_f16(first, second);
 }
 
-// Writes the block's part of out [m, n], fp32 or fp16. An even n keeps every pair aligned and whole.
+// Writes two neighbours to out [m, n], as far as they are in it. An even n keeps every pair aligned and whole.
 template <typename Element>
-__device__ __forceinline__ void write(Element* out, const Accumulators& sum, int m, int n, int m_begin, int n_begin) {
-    const int lane = threadIdx.x % 32;
-    const int warp_row = m_begin + threadIdx.x / 32 * WARP_ROWS + lane / 4;
-#pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + i * 16 + half * 8;
-#pragma unroll
-            for (int j = 0; j < X_CHUNKS; ++j) {
-                const int column = n_begin + j * CHUNK + lane % 4 * 2;
-                if (row >= m || column >= n) continue;
-                Element* to = out + static_cast<long long>(row) * n + column;
-                if (n % 2 == 0) {
-                    store_pair(to, sum[i][j][half * 2], sum[i][j][half * 2 + 1]);
-                } else {
-                    store(to, sum[i][j][half * 2]);
-                    if (column + 1 < n) store(to + 1, sum[i][j][half * 2 + 1]);
-                }
-            }
+struct PairWriter {
+    Element* out;
+    int m, n;
+
+    __device__ void operator()(int row, int column, float first, float second) const {
+        if (row >= m || column >= n) return;
+        Element* const to = out + static_cast<long long>(row) * n + column;
+        if (n % 2 == 0) {
+            store_pair(to, first, second);
+        } else {
+            store(to, first);
+            if (column + 1 < n) store(to + 1, second);
         }
     }
-}
+};
 
 // Share `split` of `splits` of `size` steps.
 struct Range {
@@ -109,14 +80,15 @@ __device__ __forceinline__ Range share(int size, int split, int splits) {
     return {begin, begin + size / splits + (split < size % splits ? 1 : 0)};
 }
 
-// The block's rows and columns: fp16 of out [m, n] when k is not split, else fp32 of the split's [m, n].
-__device__ __forceinline__ void write_share(void* out, const Accumulators& sum, int m, int n, int m_begin,
-                                            int n_begin) {
+// The block's sums: fp16 of out [m, n] when k is not split, else fp32 of the split's [m, n]. each_pair(sum, m_begin,
+// n_begin, write), which belongs to the sums' layout, calls `write` for all pairs that this thread has.
+template <typename Sums>
+__device__ __forceinline__ void write_share(void* out, const Sums& sum, int m, int n, int m_begin, int n_begin) {
     if (gridDim.y == 1) {
-        write(static_cast<unsigned short*>(out), sum, m, n, m_begin, n_begin);
+        each_pair(sum, m_begin, n_begin, PairWriter<unsigned short>{static_cast<unsigned short*>(out), m, n});
     } else {
         float* const partial = static_cast<float*>(out) + static_cast<long long>(blockIdx.y) * m * n;
-        write(partial, sum, m, n, m_begin, n_begin);
+        each_pair(sum, m_begin, n_begin, PairWriter<float>{partial, m, n});
     }
 }
 

@@ -13,7 +13,7 @@ from tests.impl.flash_llm.test_formats import change
 
 
 def test_layout_decoded_by_hand():
-    """Lane by lane: running parities, then values two to a word, the first high, at the places of mma.m16n8k16's A fragments."""
+    """Lane by lane: running parities, then values two to a word, the first high, where mma.m16n8k16 has them in A."""
     w = random_sparse(40, 300, 0.2)
     matrix = Bitmap.from_dense(w)
     decoded = torch.zeros(64, 384).half()

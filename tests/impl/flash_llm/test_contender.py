@@ -71,7 +71,7 @@ def test_what_the_rule_would_choose_is_in_every_row(contender, sparsity, rule, m
     ("changes", "target", "reason"),
     [
         ({"dtype": "bfloat16"}, CPU, "float16"),
-        ({}, Target("cuda", "V100", (7, 0)), "sm_80 or newer"),
+        ({}, Target("cuda", "P100", (6, 0)), "or newer"),
         ({}, Target("cuda", "A100", (8, 0)), None),
         ({}, CPU, None),
     ],

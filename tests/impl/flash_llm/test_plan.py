@@ -50,9 +50,15 @@ def test_a_split_can_be_asked_for(kind):
         plan(kind, 128, 8, k, split_k=11)
 
 
-def test_an_old_gpu_is_refused(kind):
-    with pytest.raises(NotImplementedError, match=f"the {kind.name} kernel needs sm_80 or newer; this GPU is sm_70"):
-        plan(kind, 128, 8, 256, V100)
+@pytest.mark.parametrize(("name", "needed"), [("tiled_csl", 70), ("bitmap", 80)])
+def test_an_old_gpu_is_refused(name, needed):
+    problem, pascal = Problem(128, 8, 256, 1000, LINES), dataclasses.replace(V100, capability=(6, 1))
+    with pytest.raises(NotImplementedError, match=f"the {name} kernel needs sm_{needed} or newer; this GPU is sm_61"):
+        choose_plan(name, problem, pascal)
+
+
+def test_volta_has_its_own_source():
+    assert choose_plan("tiled_csl", Problem(128, 8, 256, 0, 0), V100).kernel.arch == "sm_70"
 
 
 @pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 8), (16, 54, 4), (32, 27, 8), (64, 40, 4)])
