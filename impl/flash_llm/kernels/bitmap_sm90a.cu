@@ -15,6 +15,7 @@
 // Shared memory: X_STAGES * 256 * TILE_N + STAGES * WARPS * 128 * stage_lines bytes, Control. Macros: TILE_N, WARPS (4
 // or 8), STAGES, X_STAGES (2 or more), UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "bitmap_decode.cuh"
+#include "bulk_copy.cuh"
 #include "mbarrier.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
