@@ -13,6 +13,7 @@ from impl.spark_attention.kernels import backward, forward
 from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
 DTYPES = (torch.float16, torch.bfloat16)
+KERNEL_ARCHS = ("sm_70", "sm_80", "sm_90a")
 
 
 def spark_attention(
@@ -24,7 +25,7 @@ def spark_attention(
     softmax_scale: float | None = None,
     return_lse: bool = False,
     accumulate: Literal["fp32", "fp16"] = "fp32",
-    kernel_arch: Literal["sm_70", "sm_80"] | None = None,
+    kernel_arch: Literal["sm_70", "sm_80", "sm_90a"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q k^T * softmax_scale) v without the scores ever leaving the chip (Xu et al. 2025).
 
@@ -36,12 +37,12 @@ def spark_attention(
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
     `accumulate="fp16"` is a less exact variant of the Volta kernel (VOLTA.md). `kernel_arch` picks the kernel by the
-    architecture it was written for, to check the Volta kernel on a newer GPU. The backward accumulates in fp32 and is
+    architecture it was written for, to check one on a newer GPU. The backward accumulates in fp32 and is
     the same bit for bit from run to run.
 
     Raises TypeError or ValueError that says what is wrong.
     """
-    _check(q, k, v, accumulate)
+    _check(q, k, v, accumulate, kernel_arch)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"softmax_scale must be positive and finite, not {softmax_scale}")
@@ -49,7 +50,7 @@ def spark_attention(
     return (out, lse) if return_lse else out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | None) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
             raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}")
@@ -67,6 +68,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str) -> None:
         raise ValueError(f"head_dim must be 1 to {MAX_HEAD_DIM}, not {head_dim}")
     if heads_kv == 0 or heads % heads_kv:
         raise ValueError(f"query heads ({heads}) must be a multiple of key-value heads ({heads_kv})")
+    if kernel_arch not in (None, *KERNEL_ARCHS):
+        raise ValueError(f"kernel_arch must be one of {', '.join(KERNEL_ARCHS)} or None, not {kernel_arch!r}")
     if accumulate not in ("fp32", "fp16"):
         raise ValueError(f"accumulate must be 'fp32' or 'fp16', not {accumulate!r}")
     if accumulate == "fp16" and q.dtype != torch.float16:

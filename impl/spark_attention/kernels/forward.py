@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from impl.cuda.build import Kernel
-from impl.cuda.steps import rows_aligned
-from impl.spark_attention.kernels import sm70, sm80
+from impl.cuda.steps import rows_aligned, strides
+from impl.cuda.tensor_map import TensorMap
+from impl.spark_attention.kernels import forward_sm90, sm70, sm80
 
 MAX_HEAD_DIM = 128
 _MAX_GRID_BATCH = 65535  # blockIdx.z
 _SOURCES = {"sm_70": sm70, "sm_80": sm80}
+
+Call = tuple[Kernel, tuple[int, int, int], list[Tensor | TensorMap | np.generic]]
 
 
 def attention_forward(
@@ -32,16 +35,14 @@ def attention_forward(
     """`reference.attention_forward` by the kernel for the tensors' device, or by the one written for `kernel_arch`.
 
     `launch(kernel, grid, arguments)` is `impl.cuda.launch.launch`, or the emulator's. Raises ValueError as
-    `select_kernel` does.
+    `forward_call` does.
     """
     out, lse = empty_outputs(q)
-    kernel = select_kernel(q, k, v, accumulate, kernel_arch or source_arch(q.device))
-    if q.numel() == 0:
-        return out, lse
-    for first in range(0, len(q), _MAX_GRID_BATCH):
-        part = slice(first, first + _MAX_GRID_BATCH)
-        tensors = (q[part], k[part], v[part], out[part], lse[part])
-        launch(kernel, forward_grid(kernel, q[part]), forward_arguments(*tensors, causal, softmax_scale))
+    arch = kernel_arch or source_arch(q.device)
+    check_supported(q.dtype, accumulate, arch)
+    for first in range(0, len(q) if q.numel() else 0, _MAX_GRID_BATCH):
+        part = (t[first : first + _MAX_GRID_BATCH] for t in (q, k, v, out, lse))
+        launch(*forward_call(*part, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate, arch=arch))
     return out, lse
 
 
@@ -51,46 +52,52 @@ def empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def source_arch(device: torch.device) -> str:
-    """The architecture whose source serves `device`: on a CPU, which emulates any, the newest."""
-    return "sm_70" if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0) else "sm_80"
+    """The newest architecture of ours whose instructions `device` has. A CPU emulates any: it gets "sm_80", which
+    serves most GPUs."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
+    return "sm_70" if capability < (8, 0) else "sm_90a" if capability == (9, 0) else "sm_80"
 
 
-def select_kernel(q: Tensor, k: Tensor, v: Tensor, accumulate: str, arch: str) -> Kernel:
-    """The kernel written for `arch` ("sm_70" or "sm_80") that takes these tensors.
+def forward_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float,
+    accumulate: str = "fp32",
+    arch: str,
+) -> Call:
+    """Kernel, grid and arguments (arguments.cuh) of the forward into `out` and `lse` by the kernel written for `arch`.
 
-    Raises ValueError when `arch` has none for the element type or accumulator.
+    The sm_80 kernel stands in for the sm_90a one where that does not take the tensors. Raises ValueError when `arch`
+    has none for the element type or accumulator.
     """
-    check_dtype(q.dtype, arch)
-    head_dim, bfloat16 = q.shape[-1], q.dtype == torch.bfloat16
-    if arch == "sm_80" and accumulate == "fp16":
-        raise ValueError("accumulate='fp16' is a variant of the Volta kernel; this GPU's kernel accumulates in fp32")
-    aligned = head_dim % 8 == 0 and all(rows_aligned(t) for t in (q, k, v))
-    return _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, bfloat16 or accumulate == "fp16")
+    check_supported(q.dtype, accumulate, arch)
+    if arch == "sm_90a":
+        if forward_sm90.takes(q, k, v, out):
+            return forward_sm90.forward_call(q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)
+        arch = "sm_80"
+    (batch, heads, seqlen_q, head_dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
+    aligned = head_dim % 8 == 0 and all(map(rows_aligned, (q, k, v)))
+    variant = q.dtype == torch.bfloat16 or accumulate == "fp16"
+    kernel = _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, variant)
+    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
+    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, causal_offset)
+    arguments = [*(q, k, v, out, lse), *strides(q, k, v, out), *map(np.int32, sizes), np.float32(softmax_scale)]
+    return kernel, (-(-seqlen_q // _SOURCES[arch].BLOCK_M), heads, batch), arguments
 
 
-def check_dtype(dtype: torch.dtype, arch: str) -> None:
-    """Raises ValueError when the kernels written for `arch` do not take `dtype`."""
+def check_supported(dtype: torch.dtype, accumulate: str, arch: str) -> None:
+    """Raises ValueError when no kernel written for `arch` takes `dtype` or accumulates so."""
     if arch == "sm_70" and dtype == torch.bfloat16:
         raise ValueError("bfloat16 needs compute capability 8.0 or newer; the Volta kernel takes float16")
+    if arch != "sm_70" and accumulate == "fp16":
+        raise ValueError("accumulate='fp16' is a variant of the Volta kernel; this GPU's kernel accumulates in fp32")
 
 
 @functools.cache
 def _forward_kernel(arch: str, padded_dim: int, aligned: bool, variant: bool) -> Kernel:
     return _SOURCES[arch].forward_kernel(padded_dim, aligned, variant)
-
-
-def forward_grid(kernel: Kernel, q: Tensor) -> tuple[int, int, int]:
-    """Blocks along query tiles, heads and batch."""
-    batch, heads, seqlen_q, _ = q.shape
-    return -(-seqlen_q // _SOURCES[kernel.arch].BLOCK_M), heads, batch
-
-
-def forward_arguments(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, softmax_scale: float
-) -> list[Tensor | np.generic]:
-    """The kernel's arguments in the order of FORWARD_PARAMETERS."""
-    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
-    strides = [np.int64(stride) for tensor in (q, k, v, out) for stride in tensor.stride()[:3]]
-    sizes = (seqlen_q, seqlen_k, q.shape[3], q.shape[1], q.shape[1] // k.shape[1], causal_offset)
-    return [q, k, v, out, lse, *strides, *map(np.int32, sizes), np.float32(softmax_scale)]

@@ -5,59 +5,54 @@ from __future__ import annotations
 import math
 
 import pytest
-from numpy import generic
+import torch
 from torch import Tensor
 
 from impl.cuda import emulator
-from impl.cuda.build import Kernel
 from impl.spark_attention import reference
-from impl.spark_attention.kernels.forward import (
-    empty_outputs,
-    forward_arguments,
-    forward_grid,
-    select_kernel,
-    source_arch,
-)
+from impl.spark_attention.kernels.forward import Call, empty_outputs, forward_call, source_arch
 
 gpu = pytest.mark.gpu
+from_ampere_on = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0), reason="needs sm_80 or newer"
+)
 emulated = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
 CPU = ["reference"]
-EMULATED_SM70, EMULATED_SM80 = EMULATED = [
-    pytest.param(f"emulated {arch}", marks=emulated) for arch in ("sm_70", "sm_80")
+EMULATED_SM70, EMULATED_SM80, EMULATED_SM90 = EMULATED = [
+    pytest.param(f"emulated {arch}", marks=emulated) for arch in ("sm_70", "sm_80", "sm_90a")
 ]
-GPU = [pytest.param("native", marks=gpu), pytest.param("sm_70", marks=gpu)]
+GPU = [
+    pytest.param("native", marks=gpu),
+    pytest.param("sm_70", marks=gpu),
+    pytest.param("sm_80", marks=[gpu, from_ampere_on]),
+]
 
 
 def device_of(backend: str) -> str:
-    return "cuda" if backend in ("native", "sm_70") else "cpu"
+    return "cpu" if backend == "reference" or backend.startswith("emulated") else "cuda"
 
 
 def forward(
     backend: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, accumulate: str = "fp32"
 ) -> tuple[Tensor, Tensor]:
     """out and lse of `backend` for tensors on its device; a kernel's outputs are NaN before it runs."""
-    scale = q.shape[-1] ** -0.5
     if backend == "reference":
-        return reference.attention_forward(q, k, v, causal=causal, softmax_scale=scale, accumulate=accumulate)
+        options = {"softmax_scale": q.shape[-1] ** -0.5, "accumulate": accumulate}
+        return reference.attention_forward(q, k, v, causal=causal, **options)
     arch = source_arch(q.device) if backend == "native" else backend.removeprefix("emulated ")
-    kernel, grid, arguments = kernel_call(q, k, v, arch, causal=causal, accumulate=accumulate)
-    _launcher(backend)(kernel, grid, arguments)
-    return outputs_of(arguments)
+    call, outputs = kernel_call(q, k, v, arch, causal=causal, accumulate=accumulate)
+    if q.numel():
+        _launcher(backend)(*call)
+    return outputs
 
 
 def kernel_call(
     q: Tensor, k: Tensor, v: Tensor, arch: str, *, causal: bool, accumulate: str = "fp32"
-) -> tuple[Kernel, tuple[int, int, int], list[Tensor | generic]]:
-    """Kernel written for `arch`, grid and arguments of a forward whose outputs are NaN before."""
-    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
-    kernel = select_kernel(q, k, v, accumulate, arch)
-    arguments = forward_arguments(q, k, v, out, lse, causal, q.shape[-1] ** -0.5)
-    return kernel, forward_grid(kernel, q), arguments
-
-
-def outputs_of(arguments: list[Tensor | generic]) -> tuple[Tensor, Tensor]:
-    """out and lse among the arguments of `kernel_call`."""
-    return arguments[3], arguments[4]
+) -> tuple[Call, tuple[Tensor, Tensor]]:
+    """The call of the kernel written for `arch`, and the out and lse it will fill, which are NaN before."""
+    outputs = tuple(t.fill_(math.nan) for t in empty_outputs(q))
+    options = {"softmax_scale": q.shape[-1] ** -0.5, "accumulate": accumulate, "arch": arch}
+    return forward_call(q, k, v, *outputs, causal=causal, **options), outputs
 
 
 def _launcher(backend: str):

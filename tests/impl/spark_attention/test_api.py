@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impl.spark_attention.api import spark_attention
-from impl.spark_attention.kernels.forward import select_kernel
+from impl.spark_attention.kernels.forward import check_supported
 
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -28,6 +28,7 @@ def tensors(q=(1, 2, 8, 16), k=(1, 2, 8, 16), v=None, dtype=torch.float16, devic
         ([t.mT for t in tensors((1, 2, 16, 8), (1, 2, 16, 8))], {}, ValueError, "q must have stride 1 along head_dim"),
         (tensors(), {"softmax_scale": 0.0}, ValueError, "softmax_scale must be positive and finite"),
         (tensors(), {"softmax_scale": float("nan")}, ValueError, "softmax_scale must be positive and finite"),
+        (tensors(), {"kernel_arch": "sm_75"}, ValueError, "kernel_arch must be one of sm_70, sm_80, sm_90a"),
         (tensors(), {"accumulate": "fp64"}, ValueError, "accumulate must be 'fp32' or 'fp16'"),
         (tensors(dtype=torch.bfloat16), {"accumulate": "fp16"}, TypeError, "needs float16 inputs"),
     ],
@@ -39,12 +40,12 @@ def test_bad_input_is_named(given, options, error, message):
 
 def test_volta_has_no_bfloat16():
     with pytest.raises(ValueError, match="bfloat16 needs compute capability"):
-        select_kernel(*tensors(dtype=torch.bfloat16), "fp32", "sm_70")
+        check_supported(torch.bfloat16, "fp32", "sm_70")
 
 
 def test_fp16_accumulation_is_of_the_volta_kernel():
     with pytest.raises(ValueError, match="variant of the Volta kernel"):
-        select_kernel(*tensors(), "fp16", "sm_80")
+        check_supported(torch.float16, "fp16", "sm_80")
 
 
 @on_each_device

@@ -97,7 +97,8 @@ def test_one_token(device):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("seqlen", [1, 2, 31, 33, 63, 65, 113, 127, 129])
 def test_lengths_off_the_tile(device, seqlen, causal):
-    check_case(device, seqlen=seqlen, num_heads=3, causal=causal, head_dim=128 if seqlen % 4 == 1 else 64)
+    heads = 3 if seqlen > 2 else 32  # the largest error of a few rows of plain fp16 is a matter of luck
+    check_case(device, seqlen=seqlen, num_heads=heads, causal=causal, head_dim=128 if seqlen % 4 == 1 else 64)
 
 
 @pytest.mark.gpu

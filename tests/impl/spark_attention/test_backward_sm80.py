@@ -57,9 +57,10 @@ def test_one_token(device):
 
 @everywhere
 @causal_or_not
-@pytest.mark.parametrize("seqlen", [2, 31, 33, 65, 127, 129])
+@pytest.mark.parametrize("seqlen", [1, 2, 31, 33, 65, 127, 129])
 def test_lengths_off_the_tile(device, seqlen, causal):
-    check_case(device, seqlen=seqlen, num_heads=3, causal=causal, seed=seqlen)
+    heads = 3 if seqlen > 2 else 32  # the largest error of a few rows of plain fp16 is a matter of luck
+    check_case(device, seqlen=seqlen, num_heads=heads, causal=causal, seed=seqlen)
 
 
 @on_gpu

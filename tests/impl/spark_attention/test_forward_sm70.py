@@ -11,7 +11,7 @@ from torch import Tensor
 from impl.cuda import emulator
 from impl.spark_attention import reference
 from impl.spark_attention.kernels.sm70 import FORWARD, forward_kernel
-from tests.impl.spark_attention.backends import emulated, kernel_call, outputs_of
+from tests.impl.spark_attention.backends import emulated, kernel_call
 
 pytestmark = emulated
 each_kernel = pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def call(*tensors: Tensor, accumulate: str, causal: bool = True) -> tuple:
 
 
 def forward(*tensors: Tensor, accumulate: str, causal: bool = True, **options) -> tuple[Tensor, Tensor]:
-    kernel, grid, arguments = call(*tensors, accumulate=accumulate, causal=causal)
-    emulator.launch(kernel, grid, arguments, **options)
-    return outputs_of(arguments)
+    kernel_and_arguments, outputs = call(*tensors, accumulate=accumulate, causal=causal)
+    emulator.launch(*kernel_and_arguments, **options)
+    return outputs
 
 
 def test_head_dim_alignment_and_accumulator_choose_among_all_kernels():
     chosen = {
-        call(*random_qkv(1, 1, 1, head_dim), accumulate=accumulate)[0]
+        call(*random_qkv(1, 1, 1, head_dim), accumulate=accumulate)[0][0]
         for head_dim, accumulate in itertools.product([8, 59, 64, 72, 111, 128], ["fp32", "fp16"])
     }
     assert chosen == set(FORWARD)
@@ -52,7 +52,7 @@ def test_no_races_and_the_same_bits_in_any_order(head_dim, accumulate):
 
 @each_kernel
 def test_tiles_meet_no_bank_conflicts(head_dim, accumulate):
-    counts = emulator.count(*call(*random_qkv(1, 1, 128, head_dim), accumulate=accumulate))
+    counts = emulator.count(*call(*random_qkv(1, 1, 128, head_dim), accumulate=accumulate)[0])
     wide = [c for c in counts if c.bytes == 16 and c.instruction in ("ld.shared", "st.shared")]
     assert {c.instruction for c in wide} == {"ld.shared", "st.shared"}
     assert [c for c in wide if c.wavefronts != c.ideal_wavefronts] == []
@@ -78,10 +78,10 @@ def check_fp16(q: Tensor, k: Tensor, v: Tensor, causal: bool, within: float = 1.
 def test_probabilities_through_shared_memory_are_the_same(head_dim, accumulate):
     tensors = random_qkv(1, 1, 150, head_dim)
     in_registers = forward(*tensors, accumulate=accumulate)
-    _, grid, arguments = call(*tensors, accumulate=accumulate)
+    (_, grid, arguments), outputs = call(*tensors, accumulate=accumulate)
     kernel = forward_kernel(head_dim, aligned=True, accumulate_fp16=accumulate == "fp16", p_through_shared=True)
     counts = emulator.count(kernel, grid, arguments)
-    assert all(map(torch.equal, in_registers, outputs_of(arguments)))
+    assert all(map(torch.equal, in_registers, outputs))
     moves = [c for c in counts if "probabilities_sm70" in c.line and c.instruction in ("ld.shared", "st.shared")]
     assert {c.instruction for c in moves} == {"ld.shared", "st.shared"}
     assert [c for c in moves if c.wavefronts != c.ideal_wavefronts] == []

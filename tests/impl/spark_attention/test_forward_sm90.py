@@ -1,4 +1,5 @@
-"""The sm_90a forward against float64 through the gate, on the emulator and on a Hopper GPU."""
+"""What is special to the sm_90a forward: its barriers, tiles taken in turns, the tensors it takes; the rest is in
+test_forward.py."""
 
 from __future__ import annotations
 
@@ -8,129 +9,19 @@ import pytest
 import torch
 
 from harness.ops import OPS
-from harness.verify import Gate
 from impl.cuda import emulator
-from impl.spark_attention.kernels.forward import empty_outputs
-from impl.spark_attention.kernels.forward_sm90 import forward_call, takes
-from tests.impl.spark_attention.backends import emulated
+from impl.spark_attention.kernels.forward import forward_call
+from impl.spark_attention.kernels.forward_sm90 import takes
+from tests.impl.spark_attention.backends import emulated, kernel_call
 
 OP = OPS["attention"]
-GPU = pytest.param(
-    "kernel",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(
-            torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
-        ),
-    ],
-)
-everywhere = pytest.mark.parametrize("backend", [pytest.param("emulated", marks=emulated), GPU])
-causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 each_head_dim = pytest.mark.parametrize("head_dim", [64, 128])
 
 
-def case(**fields):
-    return OP.Params(**{"batch": 1, "num_heads": 2, "head_dim": 64, **fields})
-
-
-def forward(backend, q, k, v, causal):
-    out, lse = (t.fill_(math.nan) for t in empty_outputs(q))
-    assert takes(q, k, v, out)
-    if backend == "emulated":
-        launch = emulator.launch
-    else:
-        from impl.cuda.launch import launch
-    launch(*forward_call(q, k, v, out, lse, causal=causal, softmax_scale=q.shape[-1] ** -0.5))
-    return out, lse
-
-
-def check(params, backend, change=lambda inputs: inputs):
-    inputs = change({**OP.inputs(params, "cpu" if backend == "emulated" else "cuda")})
-    out, lse = forward(backend, inputs["q"], inputs["k"], inputs["v"], params.causal)
-    verdict = Gate(OP, params, inputs).check({"out": out})
-    assert verdict.passed, verdict.reason
-    torch.testing.assert_close(lse.double(), float64_lse(params, inputs), rtol=1e-6, atol=1e-5)
-    return out, lse
-
-
-def float64_lse(params, inputs):
-    q, k = inputs["q"].double(), inputs["k"].double().repeat_interleave(params.num_heads // params.num_heads_kv, 1)
-    scores = q @ k.mT * params.head_dim**-0.5
-    if params.causal:
-        rows = torch.arange(params.seqlen_q, device=q.device)[:, None] + params.seqlen_k - params.seqlen_q
-        scores.masked_fill_(torch.arange(params.seqlen_k, device=q.device) > rows, -math.inf)
-    return scores.logsumexp(-1)
-
-
-@everywhere
-@causal_or_not
-@each_head_dim
-@pytest.mark.parametrize("seqlen", [1, 129, 300])
-def test_lengths_off_the_tile(backend, seqlen, head_dim, causal):
-    check(case(seqlen=seqlen, head_dim=head_dim, causal=causal, num_heads=1), backend)
-
-
-@everywhere
-@pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (260, 67), (67, 520)])
-def test_causal_is_aligned_bottom_right(backend, lengths):
-    seqlen_q, seqlen_k = lengths
-    out, lse = check(case(seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=True), backend)
-    empty = max(0, seqlen_q - seqlen_k)
-    assert not out[:, :, :empty].any()
-    assert lse[:, :, :empty].eq(-math.inf).all()
-
-
-@everywhere
-@pytest.mark.parametrize("head_dim", [8, 40, 72, 120])
-def test_head_dims_off_the_tile(backend, head_dim):
-    check(case(seqlen=70, head_dim=head_dim, causal=True), backend)
-
-
-@everywhere
-@pytest.mark.parametrize("heads", [(4, 2), (4, 1)])
-def test_grouped_heads(backend, heads):
-    check(case(num_heads=heads[0], num_heads_kv=heads[1], seqlen=40, batch=2), backend)
-
-
-@everywhere
-@each_head_dim
-def test_bfloat16(backend, head_dim):
-    check(case(seqlen=150, head_dim=head_dim, causal=True, dtype="bfloat16"), backend)
-
-
-@everywhere
-@each_head_dim
-def test_heads_inside_rows(backend, head_dim):
-    def interleave(inputs):
-        return inputs | {name: inputs[name].transpose(1, 2).contiguous().transpose(1, 2) for name in "qkv"}
-
-    check(case(seqlen=140, head_dim=head_dim, batch=2), backend, interleave)
-
-
-@everywhere
-@pytest.mark.parametrize(("value", "head_dim"), [(35.0, 128), (256.0, 64)])
-def test_scores_past_the_fp16_range(backend, value, head_dim):
-    def constant(inputs):
-        return inputs | {name: torch.full_like(inputs[name], value) for name in "qk"}
-
-    check(case(seqlen=300, head_dim=head_dim, num_heads=1), backend, constant)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", [GPU])
-@causal_or_not
-@each_head_dim
-@pytest.mark.parametrize("seqlen", [441, 1023, 1025, 4250])
-def test_long_lengths_off_the_tile(backend, seqlen, head_dim, causal):
-    check(case(batch=2, num_heads=8, seqlen=seqlen, head_dim=head_dim, causal=causal), backend)
-
-
 def _call(head_dim, **fields):
-    params = case(**{"head_dim": head_dim, "num_heads": 1, "causal": True} | fields)
+    params = OP.Params(**{"batch": 1, "head_dim": head_dim, "num_heads": 1, "causal": True} | fields)
     inputs = OP.inputs(params, "cpu")
-    out, lse = (t.fill_(math.nan) for t in empty_outputs(inputs["q"]))
-    call = forward_call(inputs["q"], inputs["k"], inputs["v"], out, lse, causal=True, softmax_scale=head_dim**-0.5)
-    return call, (out, lse)
+    return kernel_call(inputs["q"], inputs["k"], inputs["v"], "sm_90a", causal=True)
 
 
 @emulated
@@ -178,3 +69,11 @@ def test_takes_only_what_the_copy_engine_can_load():
     assert [reason for reason, tensor in bad.items() if takes(good, tensor, good, good)] == []
     odd = torch.zeros(2, 2, 8, 60, dtype=torch.half)
     assert not takes(odd, odd, odd, odd)
+
+
+@pytest.mark.parametrize("head_dim", [64, 60])
+def test_the_sm_80_kernel_stands_in(head_dim):
+    q, out = torch.zeros(2, 1, 2, 8, head_dim, dtype=torch.half)
+    options = {"causal": False, "softmax_scale": 1.0, "arch": "sm_90a"}
+    kernel, _, _ = forward_call(q, q, q, out, q.new_zeros(1, 2, 8, dtype=torch.float32), **options)
+    assert kernel.arch == ("sm_90a" if head_dim == 64 else "sm_80")
