@@ -55,7 +55,16 @@ class Cell:
     def take_prepared(self, prepared: Prepared, setup_s: float) -> None:
         record = self.record
         self.prepared, record.setup_s = prepared, setup_s
-        for name in ("backend", "kernel_arch", "built_arch", "kernel_hash", "variant", "format_bytes", "note"):
+        for name in (
+            "backend",
+            "kernel_arch",
+            "built_arch",
+            "kernel_hash",
+            "variant",
+            "format_bytes",
+            "conversion_s",
+            "note",
+        ):
             setattr(record, name, getattr(prepared, name))
         record.tuning = json.dumps(prepared.tuning, sort_keys=True) if prepared.tuning else None
         if prepared.bytes_floor is not None:

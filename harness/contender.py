@@ -67,6 +67,7 @@ class Prepared:
     graphable: bool = True
     bytes_floor: int | None = None  # fewest bytes one call moves in this contender's format, where it is not the op's
     format_bytes: int | None = None  # size of the converted operand
+    conversion_s: float | None = None  # time of converting it
     expected: dict[str, Tensor] | None = None  # outputs to match bit for bit, where they are not the op's (a copy)
     no_times: str | None = None  # reason why its times mean nothing here (an emulation)
     note: str | None = None  # shown in reports: "the same kernel as sdpa_efficient"

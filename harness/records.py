@@ -103,6 +103,7 @@ class Record(BaseModel):
     parameters: int | None = _column("weights of the model")
     tokens: int | None = _column("tokens of one call, over the batch")
     setup_s: float | None = _column("conversion, compilation and planning, s; never part of a latency")
+    conversion_s: float | None = _column("converting the weight to the contender's format, s; part of setup_s")
     verify_s: float | None = _column("time of both passes of the gate, s")
     window_s: float | None = _column("measuring window: warm-up, flush, samples, settling, energy, s")
     cold_min_s: float | None = _column("fastest accepted cold sample, s")

@@ -9,14 +9,17 @@ from harness.figures.run import Run
 
 PAPER = ROOT / "results" / "paper"
 SHAPE = ["pattern", "dtype", "m", "k", "n", "sparsity"]
-VALUES = ["speedup", "speedup_low", "speedup_high", "cold_median_s", "bytes_floor", "gbps", "bandwidth_fraction"]
+VALUES = [
+    *("speedup", "speedup_low", "speedup_high", "cold_median_s"),
+    *("bytes_floor", "gbps", "bandwidth_fraction", "conversion_s"),
+]
 PUBLISHED = "Flash-LLM as published (A100)"
 
 
 def spmm_rows(run: Run) -> pd.DataFrame:
     """SpMM rows with their `layer` ("30B fc1", or "m x k" for one that the paper does not have): an ordered category,
     the paper's layers first."""
-    rows = run.select("spmm", SHAPE, VALUES, keep=["baseline"], speed=True)
+    rows = run.select("spmm", SHAPE, VALUES, keep=["baseline", "tuning"], speed=True)
     known, sizes = _layers(), list(zip(rows["m"], rows["k"], strict=True))
     names = {size: known.get(size, f"{size[0]:.0f}x{size[1]:.0f}") for size in [*known, *sorted(set(sizes))]}
     layers = pd.Categorical([names[size] for size in sizes], list(names.values()), ordered=True)

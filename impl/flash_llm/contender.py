@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, ClassVar
 
 from harness.contender import Contender, Prepared, Target
@@ -37,7 +38,9 @@ class _FlashLLM(Contender):
         from impl.flash_llm.formats import FORMATS
 
         x = inputs["x"]
+        began = _finished(target)
         weight = FORMATS[self.kind].from_dense(inputs["w"])
+        conversion_s = _finished(target) - began
         plan = plan_for(weight, x)
         rule = choose_format(int(inputs["w"].count_nonzero()), weight.shape)
         prepared = Prepared(
@@ -45,6 +48,7 @@ class _FlashLLM(Contender):
             tuning={"split_k": plan.split_k, "format_by_rule": rule.name},
             bytes_floor=weight.nbytes + x.nbytes + params.m * params.n * x.itemsize,
             format_bytes=weight.nbytes,
+            conversion_s=conversion_s,
             **kernel_fields(plan.kernels, x.device),
         )
         if prepared.backend != "reference":
@@ -53,6 +57,15 @@ class _FlashLLM(Contender):
             operands = (weight.data, weight.offsets, x, params.m)
             prepared.run = lambda: {"y": plan.multiply(*operands, emulator.launch)}
         return prepared
+
+
+def _finished(target: Target) -> float:
+    """The time, s, when the device has done all that it was given."""
+    import torch
+
+    if target.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class FlashLLMTiledCSL(_FlashLLM):

@@ -144,6 +144,8 @@ def spmm(maker: Maker, shapes: Any, columns: tuple[int, ...], sparsities: tuple[
             seconds = bandwidth and size[contender] / (bandwidth * scale) * (1 + n / 400) + 2e-6
             floor = int(size[contender] + 2 * n * (m + k))
             record = maker.record("spmm", contender, seconds, case, bytes_floor=floor)
+            if record.role == "ours":
+                record.conversion_s, record.tuning = m * k * 5e-10, '{"format_by_rule": "bitmap"}'
             if contender == "semi_structured":
                 record.status, record.reason = "unsupported", "a random pattern violates 2:4"
             if seconds:

@@ -17,7 +17,13 @@ from harness.errors import ConfigError
 from harness.figures import FIGURES, FORMATS, caption, draw, render, save
 from tests.harness.figures import synthetic
 
-SPEED = ("attention_forward", "attention_backward", "attention_memory", "spmm_speedup", "spmm_layers", "spmm_latency")
+SPEED = {  # and what each shows
+    **dict.fromkeys(("attention_forward", "attention_backward"), "tflops"),
+    **dict.fromkeys(("spmm_speedup", "spmm_layers", "spmm_means"), "speedup"),
+    "attention_memory": "peak_bytes",
+    "spmm_latency": "cold_median_s",
+    "spmm_bandwidth": "bandwidth_fraction",
+}
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +226,8 @@ def test_only_kernels_and_libraries_have_a_speed_on_a_gpu(tmp_path, name):
         if record.role == "ours":
             record.backend = "emulated" if record.op == "spmm" else "reference"
     rows = table(synthetic.run_of(records, tmp_path), name)
-    value = {"attention_memory": "peak_bytes", "spmm_latency": "cold_median_s"}.get(
-        name, "speedup" if "spmm" in name else "tflops"
-    )
-    assert rows.loc[rows["role"] == "ours", value].isna().all()
-    assert rows.loc[rows["role"] == "baseline", value].notna().any()
+    assert rows.loc[rows["role"] == "ours", SPEED[name]].isna().all()
+    assert rows.loc[rows["role"] == "baseline", SPEED[name]].notna().any()
 
 
 def test_references_on_a_cpu_are_labelled_and_hatched(cpu, gpu):
@@ -340,6 +343,65 @@ def test_a_run_that_trains_nothing_says_so(tmp_path):
     rows, figure = render(run, "training_curves")
     assert rows.empty
     assert any("this run trains no model" in text for text in texts(figure))
+
+
+def spmm_run(folder, seconds):
+    """Two layers at N = 8, 16, 32 and 80 % zeros, whose contenders take these seconds (times 2 on the second layer)."""
+    records = []
+    for scale, (m, k) in ((1, (128, 256)), (2, (256, 512))):
+        for n in (8, 16, 32):
+            case = {"m": m, "k": k, "n": n, "sparsity": 0.8}
+            for contender, time in seconds.items():
+                record = synthetic.Maker("cuda").record("spmm", contender, time, case, cold_median_s=time * scale)
+                if record.role == "ours":
+                    record.conversion_s, record.tuning = 1e-2 * n / 16, '{"format_by_rule": "bitmap"}'
+                records.append(record)
+    return synthetic.run_of(synthetic.with_speedups(records, "cublas"), folder)
+
+
+def test_a_conversion_is_paid_back_by_what_the_multiplications_save(tmp_path):
+    """A conversion takes 5, 10 and 20 ms: the median counts."""
+    run = spmm_run(tmp_path, {"cublas": 5e-5, "flash_llm_tiled_csl": 6e-5, "flash_llm_bitmap": 3e-5})
+    rows = table(run, "spmm_payback").set_index("contender")
+    assert rows.loc["flash_llm_bitmap", "payback"].tolist() == pytest.approx([1e-2 / 2e-5] * 3 + [1e-2 / 4e-5] * 3)
+    assert rows.loc["flash_llm_tiled_csl", "payback"].isna().all()
+    assert set(rows.loc["flash_llm_tiled_csl", "missing"]) == {"never"}
+    _, figure = render(run, "spmm_payback")
+    assert any("never" in text for text in texts(figure))
+
+
+def test_means_over_layers_of_each_format_of_the_best_and_of_the_rules(tmp_path):
+    run = spmm_run(tmp_path, {"cublas": 6e-5, "flash_llm_tiled_csl": 2e-5, "flash_llm_bitmap": 3e-5})
+    rows = table(run, "spmm_means").set_index(["columns", "contender"])
+    expected = {"cublas": 1, "flash_llm_tiled_csl": 3, "flash_llm_bitmap": 2, "best": 3, "rule": 2}
+    for columns, layers in (("8, 16, 32", 6), ("8", 2), ("16", 2), ("32", 2)):
+        for contender, speedup in expected.items():
+            row = rows.loc[columns, contender]
+            assert (row["speedup"], row["least"], row["layers"]) == (
+                pytest.approx(speedup),
+                pytest.approx(speedup),
+                layers,
+            )
+
+
+def test_a_mean_is_geometric_and_its_bound_is_of_bytes(tmp_path):
+    case = {"n": 8, "sparsity": 0.8}
+    maker, records = synthetic.Maker("cuda"), []
+    for (m, k), seconds in (((128, 256), 1e-5), ((256, 256), 4e-5)):
+        times = {"cublas": 8e-5, "flash_llm_bitmap": seconds}
+        for contender, time in times.items():
+            size = {"cublas": 1000, "flash_llm_bitmap": 250 if m == 128 else 1000}[contender]
+            shape = {"m": m, "k": k, **case}
+            records.append(maker.record("spmm", contender, time, shape, bytes_floor=size, cold_median_s=time))
+    rows = table(synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path), "spmm_means")
+    row = rows[rows["contender"] == "flash_llm_bitmap"].iloc[0]
+    assert (row["speedup"], row["bound"], row["least"]) == (pytest.approx(4), pytest.approx(2), pytest.approx(2))
+
+
+def test_no_fraction_of_a_bandwidth_without_a_copy(tmp_path):
+    run = spmm_run(tmp_path, {"cublas": 6e-5, "flash_llm_bitmap": 3e-5})
+    _, figure = render(run, "spmm_bandwidth")
+    assert any("SpMM times" in text for text in texts(figure))
 
 
 def test_unknown_figure_is_one_line():
