@@ -12,6 +12,7 @@ $(STAMP): requirements/$(LOCK).txt
 	$(PYTHON) -m venv .venv
 	$(VENV) -m pip install -q -r $<
 	$(VENV) -m pip install -q --no-deps --no-build-isolation -e .
+	$(VENV) requirements/nvdisasm.py
 	touch $@
 
 smoke: setup

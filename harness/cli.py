@@ -63,6 +63,14 @@ def build(config: ConfigPath, output: Annotated[Path, typer.Option(help="resourc
 
 
 @app.command()
+def model(config: ConfigPath) -> None:
+    """Model our kernels' throughput on a V100 and an H200 from their machine code, into model.csv; nothing is timed."""
+    from harness.throughput import write_model
+
+    write_model(config)
+
+
+@app.command()
 def measure(config: ConfigPath, panel: Annotated[str, typer.Argument(help="experiment/panel")]) -> None:
     """Measure one panel; records already there are kept, the missing ones are added."""
     from harness.measure import measure_panel

@@ -9,11 +9,12 @@ from typing import Any
 from harness.claims import ClaimRow
 from harness.contender import ROOT
 from harness.records import SCHEMA_VERSION, CurvePoint, Record, Sample
+from harness.throughput import ModelRow
 
 PATH = ROOT / "docs" / "records.md"
 _HEAD = f"""# Records: the data dictionary
 
-Made from `harness/records.py` and `harness/claims.py` by
+Made from `harness/records.py`, `harness/claims.py` and `harness/throughput.py` by
 `python -m harness.dictionary`; do not edit. Schema version {SCHEMA_VERSION}.
 
 Times are seconds, energies joules, sizes bytes, clocks MHz, temperatures degrees Celsius. Null means not applicable or
@@ -28,6 +29,11 @@ _TABLES = [
     ),
     ("curves.parquet", "One row per step of each training of `training_curves`.", CurvePoint),
     ("claims.csv", "One row per published claim.", ClaimRow),
+    (
+        "model.csv",
+        "One row per kernel of ours that is modelled (docs/model.md): expected; measured only where it says so.",
+        ModelRow,
+    ),
 ]
 
 

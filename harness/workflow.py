@@ -61,6 +61,12 @@ def kernel_hash() -> str:
     )
 
 
+def model_hash() -> str:
+    """Hash of the throughput model, beside the kernels."""
+    cuda = ROOT / "impl" / "cuda"
+    return hash_sources([cuda / "model", cuda / "sass.py", cuda / "emulator", ROOT / "harness" / "throughput.py"])
+
+
 def curves_hash(config: Config) -> str:
     """Hash of the code that the loss curves depend on."""
     known = config.contenders("training_step")

@@ -44,6 +44,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "error_gate": ("error_gate", {}),
     "performance_profile": ("performance_profile", {}),
     "clocks": ("clocks", {}),
+    "model_bound": ("model_bound", {}),
 }
 FORMATS = ("pdf", "svg", "png")
 # Nothing that changes from one drawing to the next: no dates, no versions.

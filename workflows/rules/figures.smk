@@ -1,12 +1,36 @@
 from harness.figures import FIGURES, FORMATS, caption
 
 
+rule model:
+    input:
+        config=CONFIG_FILE,
+        records=rules.collect.output,
+    output:
+        report(
+            f"{RESULTS}/model.csv", caption="../report/model.rst", category="Kernels"
+        ),
+    log:
+        f"{RESULTS}/logs/model.log",
+    conda:
+        ENVIRONMENT
+    params:
+        kernels=run.kernel_hash(),
+        model=run.model_hash(),
+    message:
+        "modelling the kernels"
+    shell:
+        "voltabench model {input.config} > {log} 2>&1"
+
+
 rule figure:
     input:
         config=CONFIG_FILE,
         records=rules.collect.output,
         curves=lambda wildcards: (
             CURVES if wildcards.figure == "training_curves" else []
+        ),
+        model=lambda wildcards: (
+            rules.model.output if wildcards.figure == "model_bound" else []
         ),
     output:
         report(

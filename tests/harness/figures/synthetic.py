@@ -14,6 +14,7 @@ import pandas as pd
 from harness.figures.run import Run, read_records
 from harness.ops import OPS
 from harness.records import NO_ENERGY_CELL, CurvePoint, Record
+from harness.throughput import ModelRow
 
 ATTENTION = {  # made-up TFLOP/s on the made-up GPU
     "unfused_fp16": 60, "sdpa_math": 15, "sdpa_efficient": 130, "xformers": 131, "flex_attention": 260,
@@ -258,11 +259,25 @@ def samples_of(records: list[Record]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def model_rows() -> list[dict[str, object]]:
+    """Rows of model.csv: one bound by what binds, one bound by latency and measured, one that could not be modelled."""
+    arch = {"source_arch": "sm_70", "built_arch": "sm_70"}
+    rows = [
+        ModelRow(gpu="V100", kernel="first_sm70", op="attention", clock_mhz=1530, bound_by="shared", binding="shared",
+                 bound_tflops=80, model_tflops=75, **arch),
+        ModelRow(gpu="H200", kernel="second_sm80", op="attention", clock_mhz=1965, bound_by="tensor", binding="latency",
+                 bound_tflops=600, model_tflops=400, measured_tflops=350, **arch),
+        ModelRow(gpu="V100", kernel="third_sm70", op="attention", clock_mhz=1530, reason="no nvdisasm", **arch),
+    ]  # fmt: skip
+    return [row.model_dump() for row in rows]
+
+
 def run_of(records: list[Record], folder: Path) -> Run:
     """The records as figures read them, through Parquet."""
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame([r.model_dump() for r in records]).to_parquet(folder / "records.parquet")
     pd.DataFrame(samples_of(records)).to_parquet(folder / "samples.parquet")
     curves().to_parquet(folder / "curves.parquet")
+    pd.DataFrame(model_rows()).to_csv(folder / "model.csv", index=False)
     device = "cuda" if records[0].device_name == "Synthetic GPU" else "cpu"
     return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"))

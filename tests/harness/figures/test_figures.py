@@ -413,3 +413,24 @@ def test_every_figure_has_a_caption():
     for name in FIGURES:
         assert len(caption(name)) > 80
         assert "\n" not in caption(name)
+
+
+def test_the_model_is_drawn_as_one(gpu_figure):
+    rows, figure = gpu_figure("model_bound")
+    assert figure.get_suptitle().replace("\n", " ").startswith("Model, not a measurement")
+    volta, hopper = panels(figure)
+    assert (volta.get_title(), hopper.get_title()) == ("V100 at 1530 MHz", "H200 at 1965 MHz")
+    assert sorted(bar.get_width() for bar in volta.patches) == [75, 80]
+    assert [text.get_text() for text in volta.texts] == ["shared"]
+    assert [text.get_text() for text in hopper.texts] == ["tensor; binds: latency"]
+    assert list(hopper.lines[0].get_xdata()) == [350]
+    assert len(rows) == 3, "the CSV has what could not be modelled, with its reason"
+
+
+def test_without_a_model_the_figure_says_why(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records(), tmp_path)
+    table = pd.read_csv(tmp_path / "model.csv")
+    table[table["reason"].notna()].to_csv(tmp_path / "model.csv", index=False)
+    assert any("no model: no nvdisasm" in text for text in texts(render(run, "model_bound")[1]))
+    (tmp_path / "model.csv").unlink()
+    assert any("this run has no model.csv" in text for text in texts(render(run, "model_bound")[1]))

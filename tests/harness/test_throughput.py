@@ -1,0 +1,151 @@
+"""The model's table: what stands in it, what it is compared with, and that nothing takes it for a measurement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from harness import throughput
+from harness.cli import app
+from harness.contender import ROOT
+from harness.figures import caption
+from harness.figures.model_bound import TITLE
+from harness.records import Record
+from harness.throughput import ModelRow, model_rows, print_rows, write_model
+from impl.cuda.build import BuildError
+from impl.cuda.model.estimate import Estimate
+from impl.cuda.model.modelled import all_modelled
+
+ESTIMATE = Estimate(
+    hash="abc",
+    instructions=100,
+    blocks_per_sm=2,
+    warps_per_scheduler=2.0,
+    demand={"issue": 100, "tensor": 200, "L2": 50},
+    bound_by="tensor",
+    clocks=400.0,
+    binding="latency",
+    waits="stall",
+    bound_tflops=120.0,
+    model_tflops=60.0,
+)
+
+
+@pytest.fixture
+def modelled(monkeypatch):
+    """The model without its work: every kernel gets ESTIMATE."""
+    monkeypatch.setattr(throughput, "count_traffic", dict)
+    monkeypatch.setattr(throughput, "estimate", lambda *_: ESTIMATE)
+
+
+def record(tflops, **changes):
+    shape = {
+        "op": "attention",
+        "direction": "forward",
+        "dtype": "float16",
+        "head_dim": 64,
+        "causal": False,
+        "seqlen_k": 4096,
+    }
+    ran = {
+        "status": "ok",
+        "backend": "kernel",
+        "kernel_arch": "sm_80",
+        "built_arch": "sm_90a",
+        "device_name": "NVIDIA H200",
+    }
+    return {**shape, **ran, "tflops": tflops, **changes}
+
+
+def row_of(records, name="spark_attention_forward_sm80_d64_fp16"):
+    return next(row for row in model_rows(pd.DataFrame(records)) if row.kernel == name)
+
+
+def test_a_row_for_each_kernel(modelled):
+    rows = model_rows(None)
+    assert [row.kernel for row in rows] == [m.kernel.name for m in all_modelled()]
+    for row in rows:
+        assert (row.gpu, row.built_arch) == (("V100", "sm_70") if row.source_arch == "sm_70" else ("H200", "sm_90a"))
+        assert (row.clocks_tensor, row.clocks_l2, row.clocks_alu) == (200, 50, 0)
+        assert (row.model_tflops, row.measured_tflops, row.error, row.reason) == (60, None, None, None)
+
+
+def test_the_error_is_against_the_mean_of_the_records(modelled):
+    row = row_of([record(40.0), record(90.0)])
+    assert (row.measured_tflops, row.measured_cases) == (pytest.approx(60), 2)
+    assert row.error == pytest.approx(0)
+    assert row_of([record(50.0)]).error == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"causal": True},
+        {"seqlen_k": 512},
+        {"dtype": "bfloat16"},
+        {"kernel_arch": "sm_90a"},
+        {"built_arch": "sm_80"},
+        {"device_name": "NVIDIA A100"},
+        {"backend": "library"},
+        {"status": "unstable"},
+        {"direction": "backward"},
+        {"head_dim": 128},
+        {"op": "block_sparse_attention"},
+        {"tflops": None},
+    ],
+)
+def test_records_of_something_else_are_not_compared(modelled, other):
+    assert row_of([record(50.0) | other]).measured_tflops is None
+    assert row_of([record(50.0) | other, record(60.0)]).measured_tflops == pytest.approx(60)
+
+
+def test_a_kernel_that_cannot_be_modelled_says_why(monkeypatch, capsys):
+    def refuse():
+        raise BuildError("the emulator needs g++\nmore of the log")
+
+    monkeypatch.setattr(throughput, "count_traffic", refuse)
+    rows = model_rows(pd.DataFrame([record(50.0)]))
+    assert {row.reason for row in rows} == {"the emulator needs g++"}
+    assert all(row.model_tflops is None for row in rows)
+    print_rows(rows)
+    assert "the emulator needs g++" in capsys.readouterr().out
+
+
+def test_the_command_writes_the_table(modelled, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["model", str(ROOT / "config" / "smoke.yaml")])
+    assert ended.exit_code == 0, ended.output
+    assert ended.output.count("a model, not a measurement") == 2
+    table = pd.read_csv(tmp_path / "results" / "smoke" / "model.csv")
+    assert list(table) == list(ModelRow.model_fields)
+    assert len(table) == len(all_modelled())
+    first = (tmp_path / "results/smoke/model.csv").read_bytes()
+    write_model(ROOT / "config" / "smoke.yaml")
+    assert (tmp_path / "results/smoke/model.csv").read_bytes() == first
+
+
+def test_no_record_can_hold_an_estimate():
+    """Estimates have columns of their own, in a table of their own."""
+    assert not {name for name in Record.model_fields if "model" in name or name.startswith(("bound", "clocks"))}
+    assert "model" not in str(Record.model_fields["backend"].annotation)
+
+
+def test_the_model_is_called_one_wherever_it_is_shown():
+    assert "a model, not a measurement" in caption("model_bound")
+    assert TITLE.startswith("Model, not a measurement")
+    table_caption = (ROOT / "workflows" / "report" / "model.rst").read_text()
+    assert "a model, not a measurement" in " ".join(table_caption.split())
+    for name, field in ModelRow.model_fields.items():
+        if name.endswith("tflops"):
+            assert "modelled" in field.description or name == "measured_tflops"
+
+
+def test_published_records_of_the_h200_bear_the_model_out():
+    """Of the modelled kernels that the reference run measured, by less than 25 %."""
+    path = ROOT / "results" / "h200" / "model.csv"
+    rows = pd.read_csv(path).dropna(subset="measured_tflops")
+    assert {"forward", "backward"} >= set(rows["direction"]) > set()
+    np.testing.assert_allclose(rows["error"], rows["model_tflops"] / rows["measured_tflops"] - 1, atol=1e-4)
+    assert (rows["error"].abs() < 0.25).all()
