@@ -3,35 +3,72 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from harness.contender import Contender, Prepared, Target
 from harness.ops.base import Tensors
 from harness.ops.block_sparse_attention import BlockSparseParams
 from harness.ops.calls import attention_call
 
+if TYPE_CHECKING:
+    from impl.cuda.build import Kernel
+    from impl.cuda.steps import Launch
+    from impl.sparse_training.block_pattern import BlockPattern
+
+
+def _kernel_call(
+    params: BlockSparseParams, inputs: Tensors, pattern: BlockPattern, launch: Launch
+) -> Callable[[], Tensors]:
+    """As `attention_call`, but the kernels alone, each run by `launch`."""
+    from impl.sparse_training.kernels import attention
+
+    q, k, v = (inputs[name] for name in ("q", "k", "v"))
+    options = {"block": params.block, "causal": params.causal, "launch": launch}
+    forward = functools.partial(attention.forward, q, k, v, pattern.rows, None, softmax=params.softmax, **options)
+    if "dout" not in inputs:
+        return lambda: {"out": forward()[0]}
+    saved = (*forward(), pattern.rows, pattern.columns, None)
+    backward = functools.partial(attention.backward, inputs["dout"], q, k, v, *saved, **options)
+    return lambda: dict(zip(("dq", "dk", "dv"), backward(), strict=True))
+
 
 class SatBlockSparse(Contender):
-    """Both softmax semantics, shared or per-head patterns, any length, grouped heads."""
+    """Both softmax semantics, shared or per-head patterns, any length, grouped heads. Emulated on a CPU."""
 
     name = "sat_block_sparse"
     op = "block_sparse_attention"
     role = "ours"
     label = "SAT (ours)"
-    summary = "our block-sparse attention after SAT: the blocked algorithm in plain PyTorch on a CPU"
+    summary = "our block-sparse attention after SAT; making the pattern's lists is set-up"
     source = "Yoon et al., IEEE Access 12, 2024, doi 10.1109/ACCESS.2024.3425638"
-    sources = ("harness/ops/calls.py", "impl/sparse_training/api.py", "impl/sparse_training/reference.py")
+    sources = (
+        *("impl/sparse_training/api.py", "impl/sparse_training/block_pattern.py", "impl/sparse_training/kernels"),
+        *("impl/sparse_training/reference.py", "impl/cuda", "harness/ops/calls.py"),
+    )
 
-    def unavailable(self, target: Target) -> str | None:
-        return "has no GPU kernel yet; measure it on a CPU, or flex_attention here" if target.is_cuda else None
+    def unsupported(self, params: BlockSparseParams, target: Target) -> str | None:
+        if params.dtype == "float32":
+            return "takes float16 or bfloat16, not float32"
+        return f"head_dim is at most 128, not {params.head_dim}" if params.head_dim > 128 else None
 
     def prepare(self, params: BlockSparseParams, inputs: Tensors, target: Target) -> Prepared:
+        from impl.cuda import emulator
+        from impl.cuda.backend import kernel_fields
         from impl.sparse_training.api import block_sparse_attention
+        from impl.sparse_training.block_pattern import BlockPattern
 
-        forward = functools.partial(
-            block_sparse_attention,
-            pattern=inputs["pattern"],
-            block=params.block,
-            causal=params.causal,
-            softmax=params.softmax,
-        )
-        return Prepared(attention_call(forward, inputs), backend="reference", variant=params.softmax)
+        pattern = BlockPattern.of(inputs["pattern"], params.block)
+        kernels: list[Kernel] = []
+        call = _kernel_call(params, inputs, pattern, lambda kernel, *_: kernels.append(kernel))
+        kernels.clear()  # the forward whose backward it is
+        call()
+        fields = kernel_fields(kernels, inputs["q"].device)
+        if fields["backend"] != "reference":
+            fields["tuning"] = {"kernel": " + ".join(kernel.name for kernel in kernels)}
+        if fields["backend"] == "emulated":
+            run = _kernel_call(params, inputs, pattern, emulator.launch)
+        else:
+            options = {"pattern": pattern, "causal": params.causal, "softmax": params.softmax}
+            run = attention_call(functools.partial(block_sparse_attention, **options), inputs)
+        return Prepared(run, variant=params.softmax, **fields)

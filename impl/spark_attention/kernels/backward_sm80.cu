@@ -18,10 +18,11 @@
 // 1,280 (2,560) m16n8k16 and 2,450 (5,000) wavefronts of shared memory, to which dq adds a tenth: 2.1 clocks for each
 // product, where mma.sync on sm_90 needs 1.6. It binds, as in FlashAttention-2, whose warp tiles come to as many.
 //
-// Masks, p and ds, and the sums over queries: attention/backward_sm80.cuh.
+// p and ds, and the sums over queries: attention/backward_sm80.cuh.
 // Registers: dk and dv 128, s and dp 64 or dq 32 and packed p and ds 32; what is left is little, so addresses are
 // computed where they are used (forget_origin).
 #include "attention/backward_sm80.cuh"
+#include "attention/mask_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "backward_work.cuh"
 #include "registers.cuh"

@@ -16,6 +16,7 @@
 // How tiles lie in shared memory: attention/tiles_sm80.cuh. The softmax and p v: attention/forward_sm80.cuh.
 #include "arguments.cuh"
 #include "attention/forward_sm80.cuh"
+#include "attention/mask_sm80.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kBlockRows = 128;
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         k += BLOCK_N * k_row_stride;
         if (next < keys) load_tile<BLOCK_N, kThreads>(k_tile, k, k_row_stride, seqlen_k - next, head_dim);
 
-        if (next > unmasked_keys) mask_scores(scores, first_row, key, seqlen_k, causal_offset, lane);
+        if (next > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
         online_softmax(scores, row_max, row_sum, accumulator, scale_log2);
         multiply_values(accumulator, scores, v_tile, v_offset);
     }

@@ -1,133 +1,161 @@
-"""The op against masked dense attention in float64 with autograd, through the numerical gate."""
+"""Reference, emulated kernels and kernels on a GPU against masked dense attention in float64 with autograd."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from impl.cuda import emulator
 from impl.sparse_training.api import block_sparse_attention
+from impl.sparse_training.block_pattern import BlockPattern
+from impl.sparse_training.kernels import attention
+from tests.impl.sparse_training.blocks import (
+    EMULATED,
+    GPU,
+    KERNELS,
+    SOFTMAX,
+    assert_gate,
+    attend,
+    everywhere,
+    masked_dense,
+    random_inputs,
+    random_pattern,
+    with_gradients,
+)
 
-SOFTMAX = ["renormalised", "pruned_as_zero"]
-
-
-def random_inputs(seqlen, heads=3, heads_kv=None, head_dim=24, batch=2, dtype=torch.float16, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    counts = (heads, heads_kv or heads, heads_kv or heads, heads)
-    return [torch.randn(batch, h, seqlen, head_dim, generator=generator).to(dtype) for h in counts]  # q, k, v, dout
-
-
-def random_pattern(seqlen, block, heads=1, density=0.4, seed=0):
-    blocks = -(-seqlen // block)
-    return torch.rand(heads, blocks, blocks, generator=torch.Generator().manual_seed(seed)) < density
-
-
-def masked_dense(q, k, v, pattern, block, causal, softmax):
-    """Logits of pruned entries set to 0 or -inf, one softmax over the row, pruned weights dropped. In q's dtype."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    seqlen = q.shape[2]
-    kept = pattern.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :seqlen, :seqlen]
-    visible = torch.ones(seqlen, seqlen, dtype=torch.bool)
-    if causal:
-        visible = visible.tril()
-    scores = q @ k.mT * q.shape[-1] ** -0.5
-    scores = scores.masked_fill(~kept, 0.0 if softmax == "pruned_as_zero" else -torch.inf)
-    p = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-    return p.masked_fill(~(kept & visible), 0) @ v
+softmaxes = pytest.mark.parametrize("softmax", SOFTMAX)
+causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def with_gradients(function, tensors, dout):
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    out = function(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
-
-
-def assert_gate(tensors, dout, pattern, block, causal, softmax):
-    """Errors against float64 at most 2x (out) and 3x (gradients) plain half precision's own, one ulp at least."""
-    options = {"pattern": pattern, "block": block, "causal": causal, "softmax": softmax}
-    wide = [t.double() for t in tensors]
-    reference = with_gradients(lambda q, k, v: masked_dense(q, k, v, **options), wide, dout.double())
-    plain = with_gradients(lambda q, k, v: masked_dense(q, k, v, **options), tensors, dout)
-    ours = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), tensors, dout)
-    for name, factor, r, p, o in zip(("out", "dq", "dk", "dv"), (2, 3, 3, 3), reference, plain, ours, strict=True):
-        assert o.shape == r.shape
-        assert o.dtype == tensors[0].dtype
-        largest = torch.tensor(r.abs().max().item(), dtype=o.dtype)
-        ulp = torch.nextafter(largest, torch.tensor(torch.inf, dtype=o.dtype)) - largest
-        limit = max(factor * (p.double() - r).abs().max().item(), ulp.item())
-        error = (o.double() - r).abs().max().item()
-        assert error <= limit, f"{name}: error {error:.3g}, limit {limit:.3g}"
-    return ours
-
-
-@pytest.mark.parametrize("softmax", SOFTMAX)
-@pytest.mark.parametrize("causal", [False, True])
+@softmaxes
+@causal_or_not
 @pytest.mark.parametrize(
     ("seqlen", "block"), [(100, 32), (137, 64), (160, 128), (33, 32), (1, 32), (20, 64), (1025, 128)]
 )
-def test_outputs_and_gradients_pass_the_gate(softmax, causal, seqlen, block):
-    q, k, v, dout = random_inputs(seqlen, seed=seqlen)
-    assert_gate([q, k, v], dout, random_pattern(seqlen, block, seed=seqlen), block, causal, softmax)
+@pytest.mark.parametrize("backend", ["reference", GPU])
+def test_outputs_and_gradients_pass_the_gate(backend, softmax, causal, seqlen, block):
+    q, k, v, dout = random_inputs(seqlen, heads=1 if seqlen > 1000 else 3, batch=1, seed=seqlen)
+    pattern = random_pattern(seqlen, block, seed=seqlen)
+    assert_gate(backend, [q, k, v], dout, pattern, block, causal=causal, softmax=softmax)
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
+@pytest.mark.parametrize(
+    ("block", "head_dim", "seqlen", "options"),
+    [
+        (32, 32, 137, {"softmax": "pruned_as_zero", "causal": True}),
+        (64, 64, 137, {"causal": True}),
+        (64, 64, 200, {"softmax": "pruned_as_zero"}),
+        (128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
+        (128, 64, 150, {}),
+        (32, 128, 70, {"softmax": "pruned_as_zero"}),
+    ],
+)
+@pytest.mark.parametrize("backend", [EMULATED])
+def test_kernels_pass_the_gate_and_have_no_races(backend, block, head_dim, seqlen, options):
+    q, k, v, dout = random_inputs(seqlen, heads=2, head_dim=head_dim, batch=1)
+    pattern = random_pattern(seqlen, block, heads=2, density=0.7)
+    assert_gate(backend, [q, k, v], dout, pattern, block, check_races=True, **options)
+
+
+@softmaxes
+@causal_or_not
+@pytest.mark.parametrize("block", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [16, 32, 59, 64, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", [GPU])
+def test_every_kernel_on_a_gpu(backend, dtype, head_dim, block, causal, softmax):
+    q, k, v, dout = random_inputs(777, heads=4, heads_kv=2, head_dim=head_dim, dtype=dtype)
+    pattern, lengths = random_pattern(777, block, heads=4), torch.tensor([777, 300])
+    assert_gate(backend, [q, k, v], dout, pattern, block, causal=causal, softmax=softmax, lengths=lengths)
+
+
+@softmaxes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_other_dtypes(softmax, dtype):
     q, k, v, dout = random_inputs(70, dtype=dtype)
-    pattern = random_pattern(70, 32)
-    options = {"pattern": pattern, "block": 32, "softmax": softmax}
-    ours = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), [q, k, v], dout)
+    options = {"pattern": random_pattern(70, 32), "block": 32, "softmax": softmax}
+    ours = attend("reference", [q, k, v], dout, **options)
     wide = [t.double() for t in (q, k, v)]
-    right = with_gradients(lambda q, k, v: masked_dense(q, k, v, causal=False, **options), wide, dout.double())
+    right = with_gradients(lambda q, k, v: masked_dense(q, k, v, **options), wide, dout.double())
     for o, r in zip(ours, right, strict=True):
         assert o.dtype == dtype
         bound = 4 * torch.finfo(dtype).eps * r.abs().max().item()
         assert (o.double() - r).abs().max().item() <= bound
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
-def test_patterns_and_grouped_heads_differ_per_head(softmax):
-    q, k, v, dout = random_inputs(100, heads=4, heads_kv=2)
-    assert_gate([q, k, v], dout, random_pattern(100, 32, heads=4), 32, True, softmax)
+@everywhere
+def test_bfloat16_passes_the_gate(backend):
+    q, k, v, dout = random_inputs(100, head_dim=32, batch=1, heads=1, dtype=torch.bfloat16)
+    assert_gate(backend, [q, k, v], dout, random_pattern(100, 32), 32)
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
-@pytest.mark.parametrize("causal", [False, True])
-def test_empty_rows_and_columns_of_blocks(softmax, causal):
-    q, k, v, dout = random_inputs(128)
+@softmaxes
+@everywhere
+def test_patterns_and_grouped_heads_differ_per_head(backend, softmax):
+    q, k, v, dout = random_inputs(100, heads=4, heads_kv=2, batch=1, head_dim=32)
+    assert_gate(backend, [q, k, v], dout, random_pattern(100, 32, heads=4), 32, causal=True, softmax=softmax)
+
+
+@softmaxes
+@causal_or_not
+@everywhere
+def test_empty_rows_and_columns_of_blocks(backend, causal, softmax):
+    q, k, v, dout = random_inputs(128, heads=1, head_dim=32)
     pattern = torch.ones(1, 4, 4, dtype=torch.bool)
     pattern[:, 1] = False
     pattern[:, :, 2] = False
-    out, dq, dk, dv = assert_gate([q, k, v], dout, pattern, 32, causal, softmax)
+    out, dq, dk, dv = assert_gate(backend, [q, k, v], dout, pattern, 32, causal=causal, softmax=softmax)
     assert not out[:, :, 32:64].any()
     assert not dq[:, :, 32:64].any()
     assert not dk[:, :, 64:96].any()
     assert not dv[:, :, 64:96].any()
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
-def test_nothing_kept_is_zero(softmax):
-    q, k, v, dout = random_inputs(70)
+@softmaxes
+@everywhere
+def test_nothing_kept_is_zero(backend, softmax):
+    q, k, v, dout = random_inputs(70, head_dim=32)
     pattern = torch.zeros(1, 3, 3, dtype=torch.bool)
-    for tensor in assert_gate([q, k, v], dout, pattern, 32, False, softmax):
+    for tensor in assert_gate(backend, [q, k, v], dout, pattern, 32, softmax=softmax):
         assert not tensor.any()
 
 
-def test_blocks_that_the_causal_mask_hides_entirely():
-    q, k, v, dout = random_inputs(96)
+@everywhere
+def test_blocks_that_the_causal_mask_hides_entirely(backend):
+    q, k, v, dout = random_inputs(96, heads=1, head_dim=32)
     pattern = torch.zeros(1, 3, 3, dtype=torch.bool)
     pattern[0, 0, 2] = pattern[0, 2, 0] = True  # rows of block 0 keep only keys of their future
-    out, *_ = assert_gate([q, k, v], dout, pattern, 32, True, "renormalised")
+    out, *_ = assert_gate(backend, [q, k, v], dout, pattern, 32, causal=True)
     assert not out[:, :, :32].any()
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
-def test_gradients_of_an_even_full_pattern(softmax):
-    q, k, v, dout = random_inputs(256, head_dim=64)
-    assert_gate([q, k, v], dout, torch.ones(1, 4, 4, dtype=torch.bool), 64, False, softmax)
+@softmaxes
+@causal_or_not
+@everywhere
+def test_lengths_hide_whole_blocks_and_what_lies_in_them(backend, causal, softmax):
+    """Sequence 1 has no key, sequence 2 less than a block, and what is past the lengths is NaN."""
+    q, k, v, dout = random_inputs(100, heads=1, head_dim=32, batch=4)
+    pattern, lengths = random_pattern(100, 32, density=0.6), torch.tensor([100, 0, 20, 70])
+    options = {"causal": causal, "softmax": softmax}
+    results = assert_gate(backend, [q, k, v], dout, pattern, 32, lengths=lengths, **options)
+    for sequence, length in enumerate(lengths.tolist()):
+        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
+    again = attend(backend, [q, k, v], dout, pattern, 32, lengths=lengths, **options)
+    alone = attend(backend, [t[:1] for t in (q, k, v)], dout[:1], pattern, 32, **options)
+    for tensor, with_nan, first in zip(results, again, alone, strict=True):
+        assert torch.equal(tensor, with_nan)
+        assert torch.equal(tensor[:1], first)
+        assert not tensor[1].any()
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
+@softmaxes
+@everywhere
+def test_gradients_of_an_even_full_pattern(backend, softmax):
+    q, k, v, dout = random_inputs(128, heads=1, batch=1, head_dim=64)
+    assert_gate(backend, [q, k, v], dout, torch.ones(1, 2, 2, dtype=torch.bool), 64, softmax=softmax)
+
+
+@softmaxes
 def test_all_blocks_kept_is_dense_attention(softmax):
     q, k, v, _ = random_inputs(100, dtype=torch.float32)
     out = block_sparse_attention(q, k, v, torch.ones(1, 4, 4, dtype=torch.bool), 32, causal=True, softmax=softmax)
@@ -135,50 +163,106 @@ def test_all_blocks_kept_is_dense_attention(softmax):
     torch.testing.assert_close(out.double(), dense, rtol=1e-5, atol=1e-6)
 
 
-def test_pruned_keys_and_values_do_not_matter():
-    q, k, v, _ = random_inputs(128)
+@everywhere
+def test_pruned_keys_and_values_do_not_matter(backend):
+    q, k, v, dout = random_inputs(128, heads=1, head_dim=32)
     pattern = torch.eye(4, dtype=torch.bool)[None]
-    out = block_sparse_attention(q, k, v, pattern, 32)
+    first = attend(backend, [q, k, v], dout, pattern, 32)
     k[:, :, 96:], v[:, :, 96:] = 1e3, torch.nan
-    again = block_sparse_attention(q, k, v, pattern, 32)
-    assert torch.equal(out[:, :, :96], again[:, :, :96])
+    again = attend(backend, [q, k, v], dout, pattern, 32)
+    assert all(torch.equal(a[:, :, :96], b[:, :, :96]) for a, b in zip(first, again, strict=True))
 
 
-def test_pruned_as_zero_rows_sum_to_less_than_one_by_the_right_amount():
-    q, k, v, _ = random_inputs(64, dtype=torch.float32, heads=1, batch=1)
-    q.zero_()  # all logits 0: every entry weighs 1/64, kept or not
-    out = block_sparse_attention(q, k, torch.ones_like(v), random_pattern(64, 16), 16, softmax="pruned_as_zero")
-    kept_share = random_pattern(64, 16)[0].repeat_interleave(16, 0).double().mean(1)
+@everywhere
+def test_pruned_as_zero_rows_sum_to_less_than_one_by_the_right_amount(backend):
+    q, k, v, dout = random_inputs(128, heads=1, batch=1, head_dim=32)
+    q.zero_()  # all logits 0: every entry weighs 1/128, kept or not
+    pattern = random_pattern(128, 32)
+    out, *_ = attend(backend, [q, k, torch.ones_like(v)], dout, pattern, 32, softmax="pruned_as_zero")
+    kept_share = pattern[0].repeat_interleave(32, 0).double().mean(1)
     torch.testing.assert_close(out[0, 0, :, 0].double(), kept_share, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
+@softmaxes
 def test_large_logits_stay_finite(softmax):
     q, k, v, dout = random_inputs(64, dtype=torch.float32)
     options = {"pattern": random_pattern(64, 32, density=0.7), "block": 32, "softmax": softmax}
     for scale in (1e3, -1e3):
         tensors = [q * scale, k, v]
-        ours = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), tensors, dout)
+        ours = attend("reference", tensors, dout, **options)
         wide = [t.double() for t in tensors]
-        right = with_gradients(lambda q, k, v: masked_dense(q, k, v, causal=False, **options), wide, dout.double())
+        right = with_gradients(lambda q, k, v: masked_dense(q, k, v, **options), wide, dout.double())
         for o, r in zip(ours, right, strict=True):
             torch.testing.assert_close(o.double(), r, rtol=1e-3, atol=1e-3 * r.abs().max().item())
 
 
-def test_two_runs_are_bitwise_equal():
-    q, k, v, dout = random_inputs(100)
-    options = {"pattern": random_pattern(100, 32), "block": 32}
-    runs = [with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), [q, k, v], dout) for _ in "ab"]
+@softmaxes
+@pytest.mark.parametrize("backend", KERNELS)
+def test_large_activations_stay_finite_in_kernels(backend, softmax):
+    q, k, v, dout = random_inputs(96, heads=1, batch=1, head_dim=32)
+    pattern = random_pattern(96, 32, density=0.7)
+    results = attend(backend, [1000 * t for t in (q, k, v)], dout, pattern, 32, softmax=softmax)
+    assert all(tensor.isfinite().all() for tensor in results)
+
+
+@everywhere
+def test_two_runs_are_bitwise_equal(backend):
+    q, k, v, dout = random_inputs(100, head_dim=32)
+    emulation = [{"seed": 1}, {"seed": 2}] if backend == "emulated" else [{}, {}]
+    runs = [attend(backend, [q, k, v], dout, random_pattern(100, 32, density=0.7), 32, **e) for e in emulation]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_strided_inputs_give_what_contiguous_ones_give():
-    q, k, v, dout = random_inputs(70)
-    strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+@pytest.mark.parametrize("backend", [GPU])
+def test_thirty_runs_with_skewed_lists_are_bitwise_equal(backend):
+    q, k, v, dout = random_inputs(4096, heads=4, head_dim=64)
+    pattern = random_pattern(4096, 64, density=0.05)
+    pattern[:, 7] = pattern[:, :, 9] = True
+    first = attend(backend, [q, k, v], dout, pattern, 64)
+    for _ in range(30):
+        again = attend(backend, [q, k, v], dout, pattern, 64)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@everywhere
+@pytest.mark.parametrize("layout", ["transposed", "odd_rows", "expanded_dout"])
+def test_strided_inputs_give_what_contiguous_ones_give(backend, layout):
+    q, k, v, dout = random_inputs(70, heads=2, head_dim=40)
+    if layout == "expanded_dout":  # as the gradient of a sum
+        dout = torch.ones(()).half().expand(q.shape)
+        strided = [q, k, v, dout]
+    elif layout == "transposed":
+        strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v, dout)]
+    else:
+        strided = [torch.nn.functional.pad(t, (1, 2))[..., 1:-2] for t in (q, k, v, dout)]
     options = {"pattern": random_pattern(70, 32), "block": 32, "causal": True}
-    expected = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), [q, k, v], dout)
-    got = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), strided, dout)
+    expected = attend(backend, [q, k, v], dout.contiguous(), **options)
+    got = attend(backend, strided[:3], strided[3], **options)
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+@everywhere
+def test_head_dims_off_the_chunk(backend):
+    q, k, v, dout = random_inputs(70, heads=1, head_dim=27)
+    assert_gate(backend, [q, k, v], dout, random_pattern(70, 32), 32)
+
+
+def test_tiles_meet_no_bank_conflicts():
+    if reason := emulator.available():
+        pytest.skip(reason)
+    q, k, v, dout = random_inputs(128, heads=1, batch=1, head_dim=64)
+    lists = BlockPattern.of(torch.ones(1, 2, 2, dtype=torch.bool), 64)
+    counts = []
+
+    def launch(*step):
+        counts.extend(emulator.count(*step))
+
+    options = {"block": 64, "causal": False, "launch": launch}
+    saved = attention.forward(q, k, v, lists.rows, None, softmax="renormalised", **options)
+    attention.backward(dout, q, k, v, *saved, lists.rows, lists.columns, None, **options)
+    shared = [c for c in counts if c.ideal_wavefronts]
+    assert {c.instruction for c in shared} >= {"cp.async, to shared", "ldmatrix.x4", "ldmatrix.x4.trans", "st.shared"}
+    assert [c for c in shared if c.wavefronts != c.ideal_wavefronts] == []
 
 
 @pytest.mark.parametrize(
@@ -188,10 +272,14 @@ def test_strided_inputs_give_what_contiguous_ones_give():
             {"pattern": torch.ones(1, 16, 16, dtype=torch.bool)},
             r"16 x 16 blocks, but seqlen 64 in blocks of 32 has 2 x 2",
         ),
-        ({"pattern": torch.ones(2, 2, 2, dtype=torch.bool)}, r"\[1 or 3, 2, 2\]"),
+        ({"pattern": torch.ones(2, 2, 2, dtype=torch.bool)}, r"2 patterns for 3 heads; there must be 1 or 3"),
         ({"pattern": torch.ones(1, 2, 2)}, "must be bool"),
         ({"softmax": "dense"}, "renormalised or pruned_as_zero"),
         ({"block": 0}, "positive"),
+        ({"block": None}, "needs its block"),
+        ({"pattern": BlockPattern.of(torch.ones(1, 1, 1, dtype=torch.bool), 64)}, "blocks of 64, not 32"),
+        ({"lengths": torch.ones(3).int()}, r"lengths must be integers \[2\]"),
+        ({"lengths": torch.ones(2)}, r"lengths must be integers \[2\]"),
         (
             {"k": torch.ones(2, 3, 60, 24).half(), "v": torch.ones(2, 3, 60, 24).half()},
             r"must be \[2, heads_kv, 64, 24\]",
@@ -209,17 +297,28 @@ def test_bad_input_is_refused_in_one_line(change, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("softmax", SOFTMAX)
-def test_the_op_is_registered_as_torch_expects(softmax):
-    q, k, v, _ = random_inputs(40, heads=2, heads_kv=1, head_dim=8)
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "block", "message"),
+    [
+        (torch.float32, 64, 32, "float16 and bfloat16"),
+        (torch.float16, 136, 32, "head_dim up to 128"),
+        (torch.float16, 64, 16, "blocks of"),
+    ],
+)
+def test_a_gpu_refuses_what_has_no_kernel(dtype, head_dim, block, message):
+    q = torch.ones(1, 1, 64, head_dim, dtype=dtype, device="cuda")
+    with pytest.raises(ValueError, match=message):
+        block_sparse_attention(q, q, q, torch.ones(1, 64 // block, 64 // block, dtype=torch.bool, device="cuda"), block)
+
+
+@softmaxes
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_op_is_registered_as_torch_expects(device, softmax):
+    q, k, v, _ = (t.to(device) for t in random_inputs(70, heads=2, heads_kv=1, head_dim=8))
     tensors = [t.requires_grad_() for t in (q, k, v)]
+    pattern = BlockPattern.of(random_pattern(70, 32).to(device), 32)
     op = torch.ops.voltabench.block_sparse_attention.default
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op, (*tensors, random_pattern(40, 16), 16, True, softmax), test_utils=checks)
-
-
-@pytest.mark.gpu
-def test_no_gpu_kernel_yet_is_said_clearly():
-    tensors = [t.cuda() for t in (*random_inputs(64)[:3], torch.ones(1, 2, 2, dtype=torch.bool))]
-    with pytest.raises(NotImplementedError, match="no GPU kernel yet"):
-        block_sparse_attention(*tensors, 32)
+    arguments = (*tensors, pattern.rows, pattern.columns, torch.tensor([70, 9], device=device).int(), 32, True, softmax)
+    torch.library.opcheck(op, arguments, test_utils=checks)

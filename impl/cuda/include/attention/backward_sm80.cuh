@@ -1,30 +1,12 @@
-// What a warp of a backward kernel of sm_80 does with keys as rows: mask, p^T and ds^T from s^T and dp^T, and
+// What a warp of a backward kernel of sm_80 does with keys as rows: p^T and ds^T from s^T and dp^T, and
 // the sums over queries that make dk and dv. p^T and ds^T leave the accumulators as A operands.
 //
 // M tiles of 16 keys, N tiles of 8 queries, STEPS of 16 queries; D tiles of 8 dims.
 #pragma once
 #include "math.cuh"
-#include "tensors.cuh"
 #include "tiles_sm80.cuh"
 
 constexpr float kLog2e = 1.4426950408889634f;
-
-// Scores that do not count become -inf: keys past the last and queries that do not see them. `key` is this lane's first
-// key, `row` the first query.
-template <int M, int N>
-__device__ __forceinline__ void mask_queries(float (&s)[M][N][4], int first_key, int row, int seqlen_k,
-                                             int causal_offset, int lane) {
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int key = first_key + m * 16 + i / 2 * 8;
-            const int hidden_rows = key < seqlen_k ? key - causal_offset - row : N * 8;
-#pragma unroll
-            for (int n = 0; n < N; ++n)
-                if (n * 8 + lane % 4 * 2 + i % 2 < hidden_rows) s[m][n][i] = -infinity();
-        }
-}
 
 // p = exp(s - lse) and ds = p (dp - delta), packed; `statistics` are lse and delta of the queries, two to an element.
 template <int M, int N>

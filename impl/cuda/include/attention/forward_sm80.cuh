@@ -1,12 +1,11 @@
-// What a warp of a forward kernel of sm_80 does with its 32 query rows and BLOCK_N keys at a time: mask, online
-// softmax, p v, and the way of its output to global memory.
+// What a warp of a forward kernel of sm_80 does with its 32 query rows and BLOCK_N keys at a time: online softmax,
+// p v, and the way of its output to global memory.
 //
 // Lane l holds rows l / 4 and 8 below of each of the two tiles of 16 rows. P stays in registers: the accumulator layout
 // of two 8-key tiles is the A-operand layout of one 16-key step.
 #pragma once
 #include "math.cuh"
 #include "row_reductions.cuh"
-#include "tensors.cuh"
 #include "tiles_sm80.cuh"
 
 constexpr int kWarpRows = 32;
@@ -19,21 +18,6 @@ constexpr float kLn2 = 0.6931471805599453f;
 typedef float Scores[kRowTiles][kKeyTiles][4];
 typedef float Output[kRowTiles][kDimTiles][4];
 typedef float RowValues[kRowTiles][2];  // of this lane's rows; of a sum each of a row's four lanes holds a part
-
-// Scores of keys that their row does not see become -inf. `first_row` is this lane's first row, `key` the tile's first.
-__device__ __forceinline__ void mask_scores(Scores& scores, int first_row, int key, int seqlen_k, int causal_offset,
-                                            int lane) {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int visible = visible_keys(first_row + 16 * m + i / 2 * 8, seqlen_k, causal_offset);
-            const int column = visible - key - lane % 4 * 2 - i % 2;
-#pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n)
-                if (n * 8 >= column) scores[m][n][i] = -infinity();
-        }
-}
 
 // Turns scores into p against the new maximum, to which what was summed before is scaled.
 __device__ __forceinline__ void online_softmax(Scores& scores, RowValues& row_max, RowValues& row_sum,

@@ -39,16 +39,18 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* source, 
     constexpr int kRowStep = THREADS / kChunks;
     const int row = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const int columns = head_dim - chunk * kChunk;
-    Element* to = chunk_at(tile, row, chunk);
+    Element* first = chunk_at(tile, row, chunk);
 #pragma unroll(ALIGNED ? ROWS / kRowStep : 1)
     for (int step = 0; step < ROWS / kRowStep; ++step) {
         const int valid = row + step * kRowStep < rows_left ? columns : 0;
+        // 8 rows on, a chunk has the same place in its row.
+        Element* to =
+            kRowStep % 8 == 0 ? first + step * kRowStep * PADDED_DIM : chunk_at(tile, row + step * kRowStep, chunk);
 #if ALIGNED
         copy_async_16(to, source, valid > 0);
 #else
         for (int i = 0; i < kChunk; ++i) to[i] = i < valid ? source[i] : 0;
 #endif
-        to += kRowStep * PADDED_DIM;  // a multiple of 8 rows: the chunk stays where it is in its row
         source += kRowStep * row_stride;
     }
     copy_async_commit();

@@ -1,0 +1,7 @@
+"""Kernels of block-sparse attention."""
+
+from __future__ import annotations
+
+from impl.sparse_training.kernels import sm80
+
+KERNELS = sm80.ALL

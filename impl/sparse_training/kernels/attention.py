@@ -1,0 +1,112 @@
+"""Block-sparse attention by kernels: which tensors they take, their launches and arguments (arguments.cuh)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from impl.cuda.steps import Launch, rows_aligned, strides
+from impl.sparse_training.kernels import sm80
+from impl.sparse_training.reference import PRUNED_AS_ZERO
+
+_L2_SHARE = 16 * 2**20  # bytes of the tensors that are read again and again, to be found in L2
+_MOST_HEADS_TOGETHER = 16
+
+
+def refusal(q: Tensor, block: int) -> str | None:
+    """Why no kernel takes tensors like `q` in blocks of `block`, or None."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"the kernels take float16 and bfloat16, not {q.dtype}"
+    if q.shape[-1] > sm80.PADDED_DIMS[-1]:
+        return f"the kernels take a head_dim up to {sm80.PADDED_DIMS[-1]}, not {q.shape[-1]}"
+    return None if block in sm80.BLOCKS else f"the kernels take blocks of {sm80.BLOCKS}, not {block}"
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    lengths: Tensor | None,
+    *,
+    block: int,
+    causal: bool,
+    softmax: str,
+    launch: Launch,
+) -> tuple[Tensor, Tensor]:
+    """`reference.forward` by a kernel, for tensors without `refusal`.
+
+    `launch` runs it (impl.cuda.launch.launch, or the emulator's). Inputs whose rows do not start at multiples of 16
+    bytes are copied.
+    """
+    head_dim = q.shape[-1]
+    q, k, v = map(_loadable, (q, k, v))
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    arguments = [q, k, v, out, lse, rows, _pointer(lengths), *strides(q, k, v), np.int32(softmax == PRUNED_AS_ZERO)]
+    arguments += _sizes(q, k, rows, block, causal, head_dim)
+    if q.numel():
+        launch(sm80.forward_kernel(*_variant(q, block)), _grid(q, block), arguments)
+    return out[..., :head_dim].contiguous(), lse
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    lengths: Tensor | None,
+    *,
+    block: int,
+    causal: bool,
+    launch: Launch,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`reference.backward` by two kernels, the same bit for bit from run to run. Otherwise as `forward`."""
+    head_dim = q.shape[-1]
+    dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
+    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
+    blocks = -(-q.shape[2] // block)
+    statistics = lse.new_empty(*q.shape[:2], blocks * block, 2)
+    end = [_pointer(lengths), *strides(q, k, v, dout), *_sizes(q, k, rows, block, causal, head_dim)]
+    if q.numel():
+        variant, inputs = _variant(q, block), (q, k, v, dout)
+        dq_arguments = [*inputs, out.contiguous(), lse, statistics, dq, rows, *end]
+        launch(sm80.dq_kernel(*variant), _grid(q, block), dq_arguments)
+        launch(sm80.dkdv_kernel(*variant), _grid(k, block), [*inputs, statistics, dk, dv, columns, *end])
+    dq, dk, dv = (gradient[..., :head_dim].contiguous() for gradient in (dq, dk, dv))
+    return dq, dk, dv
+
+
+def _loadable(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy with zeros up to a multiple of 8 columns, whose rows start at multiples of 16 bytes."""
+    if tensor.shape[-1] % 8:
+        return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8))
+    if tensor.stride(-1) == 1 and rows_aligned(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _variant(q: Tensor, block: int) -> tuple[int, int, bool]:
+    return block, next(dim for dim in sm80.PADDED_DIMS if q.shape[-1] <= dim), q.dtype == torch.bfloat16
+
+
+def _grid(tensor: Tensor, block: int) -> tuple[int, int, int]:
+    batch, heads, seqlen, _ = tensor.shape
+    return batch * heads * -(-seqlen // block), 1, 1
+
+
+def _sizes(q: Tensor, k: Tensor, rows: Tensor, block: int, causal: bool, head_dim: int) -> list[np.generic]:
+    """SIZES of arguments.cuh; `head_dim`, which the scale is of, may be less than q's."""
+    batch, heads, seqlen, columns = q.shape
+    bytes_of_head = 2 * seqlen * columns * q.itemsize
+    together = max(1, min(_MOST_HEADS_TOGETHER, _L2_SHARE // max(bytes_of_head, 1)))
+    sizes = (seqlen, columns, batch, heads, heads // k.shape[1], len(rows), -(-seqlen // block), together, causal)
+    return [*map(np.int32, sizes), np.float32(head_dim**-0.5)]
+
+
+def _pointer(tensor: Tensor | None) -> Tensor | np.int64:
+    return np.int64(0) if tensor is None else tensor

@@ -1,0 +1,104 @@
+// Block-sparse attention forward for Tensor Cores of sm_80 and later: out = P v and the log of the denominators over
+// the kept blocks of a pattern, with the online softmax.
+//
+// Tile. A block of threads has one query block, 32 rows per warp as SparkAttention's forward (its source has the
+// reasons), and walks over the list of its key blocks, BLOCK_N keys at a time. Registers bind: 256 threads of up to 255
+// on an SM, in 2, 4 or 8 blocks for BLOCK 128, 64 and 32, whose waits hide each other's. K and V have one buffer each,
+// filled by cp.async half an iteration ahead; the next list entry is read an iteration ahead. Floor. A tile of BLOCK
+// queries by BLOCK keys reads 4 BLOCK head_dim bytes from L2 for 4 BLOCK^2 head_dim FLOPs: BLOCK FLOPs per byte, so at
+// about 5.5 TB/s of L2 an H200 cannot pass 176 / 352 / 704 TFLOP/s with blocks of 32 / 64 / 128. mma.sync reaches about
+// 450.
+//
+// pruned_as_zero: with n pruned keys in a row, whose logits count as 0, its maximum starts at 0 and its sum at n.
+#include "arguments.cuh"
+#include "attention/forward_sm80.cuh"
+#include "attention/mask_sm80.cuh"
+#include "block_lists.cuh"
+
+constexpr int kThreads = BLOCK;
+constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
+constexpr int kScoreUnroll = 4;
+
+// Visible keys of `row` that are in no kept block.
+__device__ __forceinline__ int pruned_keys(const BlockList& list, int row, int keys, int causal_offset) {
+    const int visible = visible_keys(row, keys, causal_offset);
+    int pruned = visible;
+    for (int i = 0; i < list.count; ++i) pruned -= min(max(visible - list.entries[i] * BLOCK, 0), BLOCK);
+    return pruned;
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_forward_sm80(FORWARD_PARAMETERS) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* q_tile = reinterpret_cast<Element*>(shared_memory);
+    Element* k_tile = q_tile + BLOCK * PADDED_DIM;
+    Element* v_tile = k_tile + BLOCK_N * PADDED_DIM;
+
+    const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
+    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
+    const int block_row = work.block * BLOCK;
+    const BlockList list = visible_blocks(block_list(lists_of(rows, blocks, patterns, work.head), blocks, work.block),
+                                          visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
+    const int steps = list.count * kTilesPerBlock;
+    const auto key_of = [&](int step) {
+        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * BLOCK_N;
+    };
+
+    const int lane = threadIdx.x % 32;
+    const int warp_row = threadIdx.x / 32 * kWarpRows;
+    const int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane), v_offset = q_offset;
+    Element* warp_q_tile = q_tile + warp_row * PADDED_DIM;
+    // This lane's rows of row tile m are first_row + 16 m and 8 below.
+    const int first_row = block_row + warp_row + lane / 4;
+    const int unmasked_keys = visible_keys(block_row + warp_row, keys, causal_offset);
+    const float scale_log2 = softmax_scale * kLog2e;
+
+    q = thread_chunk(q + work.batch * q_batch_stride + work.head * q_head_stride + block_row * q_row_stride,
+                     q_row_stride);
+    k = thread_chunk(k + work.batch * k_batch_stride + work.head / group * k_head_stride, k_row_stride);
+    v = thread_chunk(v + work.batch * v_batch_stride + work.head / group * v_head_stride, v_row_stride);
+
+    int key = 0;
+    if (steps > 0) {
+        key = key_of(0);
+        load_tile<BLOCK, kThreads>(q_tile, q, q_row_stride, seqlen - block_row, head_dim);
+        load_tile<BLOCK_N, kThreads>(k_tile, k + key * k_row_stride, k_row_stride, keys - key, head_dim);
+    }
+
+    Output accumulator = {};
+    RowValues row_max, row_sum;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int pruned =
+                pruned_as_zero ? pruned_keys(list, first_row + m * 16 + half * 8, keys, causal_offset) : 0;
+            row_max[m][half] = pruned > 0 ? 0.0f : -infinity();
+            row_sum[m][half] = lane % 4 == 0 ? pruned : 0.0f;
+        }
+
+    for (int step = 0; step < steps; ++step) {
+        const bool is_last = step + 1 == steps;
+        const int next_key = is_last ? 0 : key_of(step + 1);
+        copy_async_wait<0>();
+        __syncthreads();
+        load_tile<BLOCK_N, kThreads>(v_tile, v + key * v_row_stride, v_row_stride, keys - key, head_dim);
+
+        Scores scores;
+        multiply_transposed<kScoreUnroll>(scores, warp_q_tile, k_tile, q_offset, k_offset);
+
+        copy_async_wait<0>();
+        __syncthreads();
+        if (!is_last)
+            load_tile<BLOCK_N, kThreads>(k_tile, k + next_key * k_row_stride, k_row_stride, keys - next_key, head_dim);
+
+        if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, keys, causal_offset, lane);
+        online_softmax(scores, row_max, row_sum, accumulator, scale_log2);
+        multiply_values(accumulator, scores, v_tile, v_offset);
+        key = next_key;
+    }
+
+    // The output goes through the warp's own rows of the Q tile.
+    const long long batch_head = work.batch_head;
+    write_output(accumulator, row_max, row_sum, warp_q_tile, out + batch_head * seqlen * head_dim, head_dim,
+                 lse + batch_head * seqlen, block_row + warp_row, seqlen, head_dim, softmax_scale, lane);
+}
