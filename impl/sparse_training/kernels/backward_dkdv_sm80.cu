@@ -15,17 +15,11 @@ constexpr int kWarpKeys = 32;
 constexpr int kKeyTiles = kWarpKeys / 16;
 constexpr int kRows = 32;  // queries of a step
 constexpr int kTilesPerBlock = BLOCK / kRows;
-constexpr int kSharing = PADDED_DIM > 64 ? 2 : 1;  // warps that share keys
+constexpr int kSharing = SHARING;  // warps that share keys, 1 or 2
 constexpr int kThreads = BLOCK * kSharing;
 constexpr int kRowTiles = kRows / kSharing / 8;
 constexpr int kDimTiles = PADDED_DIM / kSharing / 8;
 constexpr int kStage = kRows * PADDED_DIM;
-
-// Walks over the query tiles that a key block is kept with, through the query heads of its group.
-struct QueryTiles {
-    int head, part;  // of the tile
-    const int *entry, *end;
-};
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_backward_dkdv_sm80(DKDV_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -42,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
     const int first_key = work.block * BLOCK;
 
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
     const int warp_key = warp % (BLOCK / kWarpKeys) * kWarpKeys, half = warp / (BLOCK / kWarpKeys);
     const int half_row = half * kRowTiles * 8, half_chunk = half * kDimTiles;
     int rows_first = rows_first_offset(lane), chunks_first = chunks_first_offset(lane);
@@ -51,37 +46,36 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
     k += work.batch * k_batch_stride + work.head * k_head_stride + first_key * k_row_stride;
     v += work.batch * v_batch_stride + work.head * v_head_stride + first_key * v_row_stride;
-    q += work.batch * q_batch_stride;
-    dout += work.batch * dout_batch_stride;
-    statistics += static_cast<long long>(work.batch) * num_heads * blocks * BLOCK;
-
-    const int end_head = (work.head + 1) * group;
-    QueryTiles tiles = {work.head * group - 1, 0, nullptr, nullptr};
+    // Walks over the query tiles that the keys are kept with, through the query heads of the group. Registers are
+    // short: addresses are made of the parameters at each tile.
+    int head = work.head * group - 1, tile = 0, end = 0;
     int row;  // the tile's first
     const auto load_next = [&](int stage) {
-        while (tiles.entry == tiles.end) {
-            if (++tiles.head == end_head) return false;
-            const BlockList list = block_list(lists_of(columns, blocks, patterns, tiles.head), blocks, work.block);
-            tiles.entry = list.entries;
-            tiles.end = list.entries + list.count;
-            while (causal && tiles.entry < tiles.end && *tiles.entry < work.block) ++tiles.entry;  // see no key here
+        const int* lists = lists_of(columns, blocks, patterns, head);
+        while (tile == end) {
+            if (++head == (work.head + 1) * group) return false;
+            lists = lists_of(columns, blocks, patterns, head);
+            const BlockList list = block_list(lists, blocks, work.block);
+            tile = list.start * kTilesPerBlock;
+            end = tile + list.count * kTilesPerBlock;
+            while (causal && tile < end && list_entries(lists, blocks)[tile / kTilesPerBlock] < work.block)
+                tile += kTilesPerBlock;  // its queries see no key
         }
-        row = *tiles.entry * BLOCK + tiles.part * kRows;
+        row = list_entries(lists, blocks)[tile / kTilesPerBlock] * BLOCK + tile % kTilesPerBlock * kRows;
+        const long long batch_head = static_cast<long long>(work.batch) * num_heads + head;
         if (threadIdx.x < kRows / 2)
             copy_async_16(statistics_tiles + stage * kRows + threadIdx.x * 2,
-                          statistics + static_cast<long long>(tiles.head) * blocks * BLOCK + row + threadIdx.x * 2,
-                          true);
-        load_tile<kRows, kThreads>(q_tiles + stage * kStage,
-                                   thread_chunk(q + tiles.head * q_head_stride + row * q_row_stride, q_row_stride),
-                                   q_row_stride, seqlen - row, head_dim);
+                          statistics + batch_head * blocks * BLOCK + row + threadIdx.x * 2, true);
+        load_tile<kRows, kThreads>(
+            q_tiles + stage * kStage,
+            thread_chunk(q + work.batch * q_batch_stride + head * q_head_stride + row * q_row_stride, q_row_stride),
+            q_row_stride, seqlen - row, head_dim);
         load_tile<kRows, kThreads>(
             dout_tiles + stage * kStage,
-            thread_chunk(dout + tiles.head * dout_head_stride + row * dout_row_stride, dout_row_stride),
+            thread_chunk(dout + work.batch * dout_batch_stride + head * dout_head_stride + row * dout_row_stride,
+                         dout_row_stride),
             dout_row_stride, seqlen - row, head_dim);
-        if (++tiles.part == kTilesPerBlock) {
-            tiles.part = 0;
-            ++tiles.entry;
-        }
+        ++tile;
         return true;
     };
 
@@ -97,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         __syncthreads();
         more = load_next(stage ^ 1);
 
+        forget_origin(lane);
         forget_origin(rows_first);
         forget_origin(chunks_first);
         const Element* q_tile = q_tiles + stage * kStage;

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
     const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
     const int block_row = work.block * BLOCK;
-    const BlockList list = visible_blocks(block_list(lists_of(rows, blocks, patterns, work.head), blocks, work.block),
+    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
                                           visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
     const int steps = list.count * kTilesPerBlock;
 

@@ -9,23 +9,34 @@
 #pragma once
 
 __device__ __forceinline__ const int* lists_of(const int* lists, int blocks, int patterns, int head) {
-    return patterns == 1 ? lists : lists + static_cast<long long>(head) * (blocks * (blocks + 2) + 1);
+    return patterns == 1 ? lists : lists + head * (blocks * (blocks + 2) + 1);
 }
 
+__device__ __forceinline__ const int* list_entries(const int* lists, int blocks) {
+    return lists + 2 * blocks + 1;
+}
+
+// A list's place among the entries.
 struct BlockList {
-    const int* entries;
-    int count;
+    int start, count;
 };
 
 __device__ __forceinline__ BlockList block_list(const int* lists, int blocks, int block) {
     const int* starts = lists + blocks;
-    return {starts + blocks + 1 + starts[block], starts[block + 1] - starts[block]};
+    return {starts[block], starts[block + 1] - starts[block]};
 }
 
-// Without the key blocks past the first `keys` keys.
-__device__ __forceinline__ BlockList visible_blocks(BlockList list, int keys) {
-    while (list.count > 0 && list.entries[list.count - 1] * BLOCK >= keys) --list.count;
-    return list;
+// The key blocks of a query block among the first `keys` keys.
+struct KeyBlocks {
+    const int* entries;
+    int count;
+};
+
+__device__ __forceinline__ KeyBlocks visible_blocks(const int* lists, int blocks, int block, int keys) {
+    const BlockList list = block_list(lists, blocks, block);
+    KeyBlocks visible = {list_entries(lists, blocks) + list.start, list.count};
+    while (visible.count > 0 && visible.entries[visible.count - 1] * BLOCK >= keys) --visible.count;
+    return visible;
 }
 
 struct Work {

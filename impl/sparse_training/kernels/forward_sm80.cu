@@ -20,7 +20,7 @@ constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
 constexpr int kScoreUnroll = 4;
 
 // Visible keys of `row` that are in no kept block.
-__device__ __forceinline__ int pruned_keys(const BlockList& list, int row, int keys, int causal_offset) {
+__device__ __forceinline__ int pruned_keys(const KeyBlocks& list, int row, int keys, int causal_offset) {
     const int visible = visible_keys(row, keys, causal_offset);
     int pruned = visible;
     for (int i = 0; i < list.count; ++i) pruned -= min(max(visible - list.entries[i] * BLOCK, 0), BLOCK);
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
     const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
     const int block_row = work.block * BLOCK;
-    const BlockList list = visible_blocks(block_list(lists_of(rows, blocks, patterns, work.head), blocks, work.block),
+    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
                                           visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
     const int steps = list.count * kTilesPerBlock;
     const auto key_of = [&](int step) {

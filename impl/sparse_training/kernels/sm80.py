@@ -37,10 +37,15 @@ def dq_kernel(block: int, padded_dim: int, bfloat16: bool) -> Kernel:
 @functools.cache
 def dkdv_kernel(block: int, padded_dim: int, bfloat16: bool) -> Kernel:
     """The second kernel of the backward, one block of threads per key block."""
-    sharing = 2 if padded_dim > 64 else 1
-    elements = (2 * block + 4 * _ROWS) * padded_dim + (2 * block * _ROWS if sharing == 2 else 0)
-    shared_bytes = 2 * elements + 2 * _ROWS * 8
-    return _kernel("backward_dkdv", (block, padded_dim, bfloat16), threads=block * sharing, shared_bytes=shared_bytes)
+    sharing = 2 if padded_dim == 128 or (block, padded_dim) == (32, 64) else 1  # warps that share keys
+    elements = (2 * block + 4 * _ROWS) * padded_dim + (sharing - 1) * 2 * block * _ROWS
+    return _kernel(
+        "backward_dkdv",
+        (block, padded_dim, bfloat16),
+        threads=block * sharing,
+        shared_bytes=2 * elements + 2 * _ROWS * 8,
+        macros=(("SHARING", sharing),),
+    )
 
 
 def _kernel(
