@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from baselines.spmm._cusparse import ALGORITHMS, NOT_SUPPORTED, CsrProduct, CusparseError, library, to_csr
+from baselines.spmm._tuning import milliseconds
 from harness.contender import Contender, Prepared, Target, Unsupported
 from harness.lazy import lazy_import
 from harness.ops.base import Tensors
@@ -32,7 +33,7 @@ class CusparseCsr(Contender):
     label = "cuSPARSE CSR"
     summary = "cuSPARSE SpMM in CSR: the fastest accurate of three algorithms, preprocessed"
     source = "https://docs.nvidia.com/cuda/cusparse/#cusparsespmm"
-    sources = ("baselines/spmm/_cusparse.py",)
+    sources = ("baselines/spmm/_cusparse.py", "baselines/spmm/_tuning.py")
 
     def unsupported(self, params: SpMMParams, target: Target) -> str | None:
         if not target.is_cuda and not torch.backends.mkl.is_available():
@@ -89,7 +90,7 @@ def _fastest_accurate(params: SpMMParams, inputs: Tensors, csr: Csr) -> tuple[Ca
                 raise
             tried[trial] = refusal.name
             continue
-        tried[trial] = {"ms": round(_milliseconds(run), 4), "accurate": accurate}
+        tried[trial] = {"ms": round(milliseconds(run), 4), "accurate": accurate}
         rank = (not accurate, tried[trial]["ms"])
         if best is None or rank < best[0]:
             best = (rank, run, choice)
@@ -109,17 +110,3 @@ def _rounded(product: CsrProduct, dtype: Any) -> Callable[[], Tensors]:
         return {"y": rounded}
 
     return run
-
-
-def _milliseconds(run: Callable[[], Tensors]) -> float:
-    """Device time of a call: the shortest of five means over three."""
-    times = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(3):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 3)
-    return min(times)
