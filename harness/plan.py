@@ -15,6 +15,7 @@ from harness.contender import Target
 from harness.energy import DEFAULT_PERIOD_S, TICKS
 from harness.errors import MachineError
 from harness.machine import find_target
+from harness.timing import FEWEST_ROUNDS
 
 # Minutes are an estimate: windows follow from the config, the rest was read off runs of the shipped configs on two
 # CPU cores and on an H200.
@@ -61,7 +62,8 @@ def _window(config: Config, call_s: float, target: Target) -> float:
     """Seconds in which one metric is timed. A GPU is steady enough for the stopping rule's least; a CPU is not."""
     measure = config.measure
     calls = max(measure.min_samples, measure.rounds) * call_s
-    return min(max(measure.min_time_s, calls), measure.max_time_s) if target.is_cuda else measure.max_time_s
+    window = min(max(measure.min_time_s, calls), measure.max_time_s) if target.is_cuda else measure.max_time_s
+    return max(window, FEWEST_ROUNDS * call_s)
 
 
 def print_plan(path: str | Path) -> None:

@@ -1,8 +1,9 @@
 """Interleaved timing of the contenders of one case: shuffled rounds until each series is steady or out of time.
 
 A series is one metric of one contender. It ends when it has `rounds` rounds, `min_samples` samples, `min_time_s` of
-measuring and a relative IQR below `relative_iqr` (converged), or else at `max_time_s` (max_time) or MAX_SAMPLES
-(max_samples). Every sample is kept; those whose round the card was slowed in by heat or hardware are not accepted.
+measuring and a relative IQR below `relative_iqr` (converged), or else at `max_time_s`, but not before FEWEST_ROUNDS
+(max_time), or MAX_SAMPLES (max_samples). Every sample is kept; those whose round the card was slowed in by heat or
+hardware are not accepted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from harness.timers import Timer
 
 MAX_SAMPLES = 600  # of one series: enough for a steady median, and what a record can carry
 DIGITS = 10  # of a sample in seconds: 0.1 ns, finer than any clock here, and half the bytes of a record
+FEWEST_ROUNDS = 3  # also of a call longer than the time limit: one sample has no median, and no ratio by rounds
 MAX_BATCH = 50  # samples enqueued at once: well within a CUDA launch queue
 
 
@@ -75,7 +77,7 @@ class Series:
         )
         if enough and relative_iqr(accepted) < self.rule.relative_iqr:
             return "converged"
-        if self.spent_s >= self.rule.max_time_s:
+        if self.spent_s >= self.rule.max_time_s and self.rounds >= FEWEST_ROUNDS:
             return "max_time"
         return "max_samples" if len(self.samples) >= MAX_SAMPLES else None
 

@@ -20,7 +20,7 @@ from harness.ops.calls import Forward
 if TYPE_CHECKING:
     from harness.ops.training_step import Shape
 
-LOGIT_ROWS = 1024  # tokens whose logits are held at once when the model recomputes
+LOGIT_ROWS = 1024  # tokens whose logits are held at once in float64
 LOSS_SCALE = 2.0**16  # at first; what GradScaler begins with
 
 
@@ -51,8 +51,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token losses of a language model.
 
-    With `recompute` only the layers' inputs are kept, and the logits of a few tokens at a time: the same arithmetic
-    in less memory, for references that must fit beside the contenders.
+    With `recompute` only the layers' inputs are kept, and in float64 the logits of a few tokens at a time: the same
+    roundings in less memory, for references that must fit beside the contenders.
     """
 
     def __init__(self, shape: Shape, seqlen: int, attention: Forward | None, recompute: bool = False):
@@ -71,7 +71,7 @@ class Transformer(nn.Module):
             x = self._call(block, x)
         x = self.norm(x).flatten(0, 1)
         x = x if predicted is None else x[predicted]
-        rows = LOGIT_ROWS if self.recompute else len(x)
+        rows = LOGIT_ROWS if self.recompute and x.dtype == torch.float64 else len(x)
         parts = zip(x.split(rows), targets.split(rows), strict=True)
         return torch.cat([self._call(self._losses, *part) for part in parts])
 

@@ -115,6 +115,12 @@ def test_long_calls_are_taken_one_at_a_time_and_end_in_time(clock: Clock) -> Non
     assert timings.cold.stop_reason == "max_time"
 
 
+def test_a_call_longer_than_the_limit_has_a_median(clock: Clock) -> None:
+    timings = run({"a": ScriptedTimer("a", clock, [], 0.9)}, max_time_s=0.5)["a"]
+    assert len(timings.cold.samples) == len(timings.cold_rounds()) == 3
+    assert timings.cold.stop_reason == "max_time"
+
+
 def test_the_flush_counts_as_measuring_and_not_as_the_call(clock: Clock) -> None:
     timings = run({"a": ScriptedTimer("a", clock, [], 1e-3, flush_s=4e-3)})["a"]
     assert timings.cold.spent_s < 0.13
