@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from harness.contender import Prepared, Target
 from harness.exchange import AttentionContender, TrainingStepContender
 from harness.lazy import lazy_import
-from harness.ops import OPS
 from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
 from harness.ops.calls import Forward, attention_call
@@ -134,8 +133,10 @@ class SparkAttentionStep(TrainingStepContender):
             return {"backend": "reference", "note": "the plain-torch reference: a step's kernels emulate for too long"}
         from impl.spark_attention.kernels.forward import source_arch
 
-        layer = params.attention("backward").model_copy(update={"batch": 1})
-        backward = OPS["attention"].inputs(layer, target.device)
-        forward = {name: backward[name] for name in ("q", "k", "v")}
-        options = (source_arch(backward["q"].device), SparkAttention.accumulate, layer.causal)
-        return _fields([*_kernels(forward, *options), *_kernels(backward, *options)], target)
+        layer = params.attention("forward")
+        options = {"dtype": getattr(torch, layer.dtype), "device": target.device}
+        heads = torch.zeros(1, layer.seqlen_q, 3, layer.num_heads, layer.head_dim, **options)
+        forward = dict(zip("qkv", heads.transpose(1, 3).unbind(2), strict=True))  # strided as the model's
+        chosen = (source_arch(heads.device), SparkAttention.accumulate, layer.causal)
+        kernels = [*_kernels(forward, *chosen), *_kernels({**forward, "dout": forward["q"]}, *chosen)]
+        return _fields(kernels, target)
