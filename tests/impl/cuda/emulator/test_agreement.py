@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from impl.cuda import emulator
-from impl.flash_llm.formats import TiledCSL
-from impl.flash_llm.kernels import tiled_csl
+from impl.flash_llm.formats import FORMATS
+from impl.flash_llm.kernels import Problem, choose_plan
 from impl.spark_attention.kernels.forward import attention_forward
+from tests.impl.flash_llm.devices import A100
 from tests.impl.flash_llm.matrices import random_sparse
 
 pytestmark = [
@@ -49,9 +50,8 @@ def test_tiled_csl_sm80(split_k):
     from impl.cuda.launch import launch
 
     w, x = random_sparse(200, 500, 0.3), torch.randn(500, 16).half()
-    weight = TiledCSL.from_dense(w)
-    plan = tiled_csl.choose_plan(200, 16, 500, sm_count=1, split_k=split_k)
-    emulated = tiled_csl.multiply(weight.entries, weight.offsets, x, 200, plan, emulator.launch)
-    on_gpu = (t.cuda() for t in (weight.entries, weight.offsets, x))
-    kernel = tiled_csl.multiply(*on_gpu, 200, plan, launch).cpu()
+    weight = FORMATS["tiled_csl"].from_dense(w)
+    plan = choose_plan("tiled_csl", Problem(200, 16, 500, weight.nbytes, weight.longest), A100, split_k)
+    emulated = plan.multiply(weight.data, weight.offsets, x, 200, emulator.launch)
+    kernel = plan.multiply(*(t.cuda() for t in (weight.data, weight.offsets, x)), 200, launch).cpu()
     assert_equal_but_for_order(emulated, kernel, w.double().abs() @ x.double().abs() * 500 * FLOAT32_ULP)
