@@ -256,15 +256,19 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
-def load_config(path: str | Path) -> Config:
-    """Read and check a YAML config. Raises ConfigError."""
+def read_config(path: str | Path) -> Any:
+    """What a YAML file holds, unchecked. Raises ConfigError for one that is missing, broken or has a key twice."""
     try:
-        raw = yaml.load(Path(path).read_text(), _UniqueKeys)
+        return yaml.load(Path(path).read_text(), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name one of {', '.join(known_configs())}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    return parse_config(raw, str(path))
+
+
+def load_config(path: str | Path) -> Config:
+    """Read and check a YAML config. Raises ConfigError."""
+    return parse_config(read_config(path), str(path))
 
 
 def known_configs() -> list[str]:

@@ -23,7 +23,7 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
 
     Raises ConfigError or MachineError before any work when the config is wrong or not for this machine.
     """
-    config = load_config(path) if path else resolve_config({}, None)
+    config = load_config(path) if path else resolve_config({})
     check_machine(config)
     refuse_if_at_work(config)
     options = ["--configfile", str(path)] if path else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +12,7 @@ from typing import IO, Any
 import yaml
 
 from harness.budget import start_budget
-from harness.config import Config, parse_config
+from harness.config import Config, parse_config, read_config
 from harness.contender import ROOT, hash_sources
 from harness.errors import MachineError
 from harness.machine import check_machine, config_for_machine
@@ -22,12 +22,18 @@ LOCKS = Path(".snakemake/locks")
 _held: list[IO[str]] = []  # keeps the lock of `claim_run` until the process ends
 
 
-def resolve_config(given: Mapping[str, Any], source: str | None) -> Config:
-    """The run's config: the given one, or this machine's with the given keys over it. Raises ConfigError."""
+def resolve_config(given: Mapping[str, Any], files: Sequence[str | Path] = ()) -> Config:
+    """The run's config: the given one, or this machine's with the given keys over it. Raises ConfigError.
+
+    `files` are where Snakemake has read `given` from; they are read again, since it lets a key be there twice.
+    """
+    for path in files:
+        read_config(path)
+    sources = [str(path) for path in files]
     if "experiments" in given:
-        return parse_config(dict(given), source or "--config")
+        return parse_config(dict(given), " + ".join(sources) or "--config")
     raw, machine_source = config_for_machine()
-    return parse_config({**raw, **given}, " + ".join(filter(None, [machine_source, source])))
+    return parse_config({**raw, **given}, " + ".join([machine_source, *sources]))
 
 
 def open_run(config: Config) -> Path:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,13 +48,22 @@ def leave_records(config: Config, count: int, **changes) -> None:
             store.append(Record(**{**fields, "op": "spmm", "code_hash": code_hash, **changes}), [])
 
 
-def test_given_config_is_taken_whole_and_keys_go_over_the_machines(monkeypatch):
-    assert resolve_config(RAW, "tiny.yaml").run == "tiny"
+def test_given_config_is_taken_whole_and_keys_go_over_the_machines(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve_config(RAW).run == "tiny"
     monkeypatch.setattr(machine, "gpus", list)
-    over = resolve_config({"run": "mine", "budget_min": 5}, None)
+    over = resolve_config({"run": "mine", "budget_min": 5})
     assert (over.run, over.budget_min, over.device) == ("mine", 5, "cpu")
     with pytest.raises(ConfigError, match=r"config/smoke\.yaml \+ my\.yaml: unknown key 'budget'"):
-        resolve_config({"budget": 5}, "my.yaml")
+        resolve_config({"budget": 5}, [given("my.yaml", "budget: 5")])
+    with pytest.raises(ConfigError, match=r"my\.yaml: not YAML: the key 'run' is there twice"):
+        resolve_config({"run": "b"}, [given("my.yaml", "run: a\nrun: b")])
+
+
+def given(name: str, text: str) -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
 
 
 def test_config_is_written_once_and_reads_back_as_itself(config):

@@ -17,7 +17,7 @@ def or_stop(step, *args):
         sys.exit(2)
 
 
-CONFIG = or_stop(run.resolve_config, config, " + ".join(map(str, workflow.configfiles)))
+CONFIG = or_stop(run.resolve_config, config, workflow.configfiles)
 RESULTS = str(CONFIG.results)
 CONFIG_FILE = f"{RESULTS}/config.yaml"
 ENVIRONMENT = f"{workflow.basedir}/environment.yml"
