@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.config import load_config
 from harness.contender import ROOT
 
 TINY = {
@@ -68,6 +69,15 @@ def test_a_gpu_sweep_can_be_looked_at_without_a_gpu(tmp_path, name):
     assert ended.returncode == 0, ended.stdout
     assert "measuring attention/forward_d64\n" in ended.stdout
     assert (tmp_path / f"results/{name}/config.yaml").exists()
+
+
+def test_the_slurm_profile_plans_a_job_per_panel(tmp_path):
+    """Dry, and without the plugin, which a login node has: its executor is the one option that is replaced."""
+    options = ("--workflow-profile", str(ROOT / "profiles/slurm"), "--executor", "local", "--jobs", "8")
+    ended = snakemake(tmp_path, "-n", *options, "--configfile", str(ROOT / "config/v100.yaml"))
+    assert ended.returncode == 0, ended.stdout
+    assert "profiles/default" not in ended.stdout
+    assert ended.stdout.count(": measuring ") == len(load_config(ROOT / "config/v100.yaml").panel_names())
 
 
 def test_plain_snakemake_without_a_gpu_is_the_smoke_run(tmp_path):
