@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field
 
-from harness.model import StrictModel
+from harness.strict import StrictModel
 
 if TYPE_CHECKING:
     from harness.ops.base import Op

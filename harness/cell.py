@@ -11,9 +11,10 @@ from typing import Any
 
 from harness.case import Case
 from harness.config import Config
-from harness.contender import ROOT, Contender, Prepared, Unsupported
+from harness.contender import Contender, Prepared, Unsupported
 from harness.energy import EnergyResult
 from harness.lazy import lazy_import
+from harness.paths import ROOT
 from harness.records import NO_ENERGY_CELL, Record, Sample
 from harness.statistics import quartiles, ratio_by_rounds
 from harness.timers import Timer

@@ -14,11 +14,10 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.contender import ROOT
 from harness.figures.run import ON_GPU, Run
+from harness.paths import PAPER
 from harness.statistics import geometric_mean, ratio_by_rounds
 
-PAPER = ROOT / "results" / "paper"
 REPRODUCED, PARTLY = 0.9, 0.5  # share of the published gain, on a logarithmic scale
 Verdict = Literal["reproduced", "partly", "not", "not measurable here"]
 _STATISTICS = {"geometric mean": geometric_mean, "maximum": max}

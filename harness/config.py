@@ -14,11 +14,12 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from harness.case import Case
-from harness.contender import ROOT, Contender, discover
+from harness.contender import Contender, discover
 from harness.errors import ConfigError
-from harness.model import StrictModel
 from harness.ops import OPS
 from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
+from harness.paths import ROOT
+from harness.strict import StrictModel
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)

@@ -20,13 +20,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from harness.errors import ConfigError
+from harness.paths import ROOT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.ops.base import Tensors
 
-ROOT = Path(__file__).resolve().parents[1]
 Backend = Literal["reference", "emulated", "kernel", "library"]
 Role = Literal["ours", "baseline", "control"]
 

@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from harness.claims import ClaimRow
-from harness.contender import ROOT
+from harness.paths import ROOT
 from harness.records import SCHEMA_VERSION, CurvePoint, Record, Sample
 from harness.throughput import ModelRow
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class VoltabenchError(Exception):
     """Base of every error the command prints as one line, with exit code 2 and no traceback."""
@@ -13,3 +15,10 @@ class ConfigError(VoltabenchError):
 
 class MachineError(VoltabenchError):
     """The machine cannot do what was asked: no such GPU, read-only folder, full disk."""
+
+
+class NoRecords(MachineError):
+    """A run has no table of records yet."""
+
+    def __init__(self, table: Path, config_path: str | Path):
+        super().__init__(f"{table}: no records yet; measure and collect first: voltabench run {config_path}")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.contender import ROOT, Contender, Prepared, Target
+from harness.contender import Contender, Prepared, Target
 from harness.ops.calls import Forward, training_call
+from harness.paths import ROOT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from harness.contender import ROOT, Target
+from harness.contender import Target
 from harness.errors import MachineError
+from harness.paths import ROOT
 
 if TYPE_CHECKING:
     from harness.config import Config

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from harness.config import load_config
-from harness.contender import ROOT
-from harness.errors import ConfigError, MachineError
+from harness.errors import ConfigError, MachineError, NoRecords
+from harness.paths import ROOT
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = tuple(sorted(path.stem for path in FOLDER.glob("*.ipynb")))
@@ -25,7 +25,7 @@ def execute(config_path: str | Path, name: str) -> Path:
         raise ConfigError(f"unknown notebook {name!r}; known: {', '.join(NOTEBOOKS)}")
     records = load_config(config_path).results / "records.parquet"
     if not records.exists():
-        raise MachineError(f"{records}: no records yet; measure and collect first: voltabench run {config_path}")
+        raise NoRecords(records, config_path)
     output = run_notebook(FOLDER / f"{name}.ipynb", records, records.parent / "notebooks" / f"{name}.ipynb")
     output.with_suffix(".html").write_text(as_page(output))
     return output

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contender import ROOT
 from harness.machine import cpu_name
+from harness.paths import ROOT
 
 if TYPE_CHECKING:
     from harness.config import Config

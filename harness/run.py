@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from harness.config import load_config
-from harness.contender import ROOT
 from harness.errors import VoltabenchError
 from harness.machine import check_machine
+from harness.paths import ROOT
 from harness.summary import print_summary
 from harness.workflow import refuse_if_at_work, resolve_config
 

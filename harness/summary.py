@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import load_config
-from harness.errors import MachineError
+from harness.errors import NoRecords
 from harness.store import pending
 
 PLACES = {
@@ -25,11 +25,11 @@ PLACES = {
 
 
 def print_summary(path: str | Path) -> None:
-    """Print the summary of the run of config `path`. Raises MachineError when the run has no records."""
+    """Print the summary of the run of config `path`. Raises NoRecords."""
     config = load_config(path)
     table = config.results / "records.parquet"
     if not table.exists():
-        raise MachineError(f"{table}: no records yet; run `voltabench run {path}` first")
+        raise NoRecords(table, path)
     records = pd.read_parquet(table)
     console = Console(highlight=False)
     console.print(measured(records))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness.contender import ROOT
+from harness.paths import ROOT
 from harness.worker import Job
 
 POLL_S = 0.2

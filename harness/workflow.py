@@ -13,9 +13,10 @@ import yaml
 
 from harness.budget import start_budget
 from harness.config import Config, parse_config, read_config
-from harness.contender import ROOT, hash_sources
+from harness.contender import hash_sources
 from harness.errors import MachineError
 from harness.machine import check_machine, config_for_machine
+from harness.paths import PAPER, ROOT
 from harness.store import pending
 
 LOCKS = Path(".snakemake/locks")
@@ -97,8 +98,7 @@ def notebook_hash(name: str) -> str:
 
 
 def _published() -> list[Path]:
-    paper = ROOT / "results/paper"
-    return [*paper.glob("*.csv"), *paper.glob("*.yaml")]
+    return [*PAPER.glob("*.csv"), *PAPER.glob("*.yaml")]
 
 
 def todo_file(config: Config, name: str) -> Path:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contender import ROOT
 from harness.errors import ConfigError
 from harness.figures.style import RC
+from harness.paths import ROOT
 
 if TYPE_CHECKING:
     import pandas as pd

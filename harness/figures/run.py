@@ -12,7 +12,7 @@ from typing import Literal
 import pandas as pd
 
 from harness.config import load_config
-from harness.errors import MachineError
+from harness.errors import NoRecords
 from harness.figures.style import Look, looks
 from harness.records import CurvePoint, Record
 
@@ -55,13 +55,13 @@ class Run:
     def open(cls, config_path: str | Path, folder: Path | None = None) -> Run:
         """Read the records of a run, in `folder` or else in results/<run>.
 
-        Raises ConfigError for a bad config and MachineError when there are no records yet.
+        Raises ConfigError for a bad config, NoRecords.
         """
         config = load_config(config_path)
         folder = folder or config.results
         path = folder / "records.parquet"
         if not path.exists():
-            raise MachineError(f"{path}: no records yet; measure and collect first: voltabench run {config_path}")
+            raise NoRecords(path, config_path)
         ops = {experiment.op for experiment in config.experiments.values()}
         labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
         return cls(config.run, config.device, folder, labels, read_records(path))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.contender import ROOT
 from harness.figures.run import Run
+from harness.paths import PAPER
 
-PAPER = ROOT / "results" / "paper"
 SHAPE = ["pattern", "dtype", "m", "k", "n", "sparsity"]
 VALUES = [
     *("speedup", "speedup_low", "speedup_high", "cold_median_s"),

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from harness.contender import ROOT, Target, Unsupported, discover
+from harness.contender import Target, Unsupported, discover
 from harness.ops import OPS
+from harness.paths import ROOT
 from tests.baselines.gating import CASES, CPU, inputs_of, judge, through_the_gate
 
 CONTENDERS = [(op, name) for op, by_name in sorted(discover().items()) for name in sorted(by_name)]

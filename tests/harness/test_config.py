@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from harness.config import load_config, parse_config
-from harness.contender import ROOT
 from harness.errors import ConfigError
+from harness.paths import ROOT
 
 GOOD = {
     "run": "mine",

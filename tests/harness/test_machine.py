@@ -9,9 +9,10 @@ import yaml
 
 from harness import machine
 from harness.config import parse_config
-from harness.contender import ROOT, Target
+from harness.contender import Target
 from harness.errors import MachineError
 from harness.machine import Gpu
+from harness.paths import ROOT
 
 
 def gpu(name: str, number: int = 0, capability: tuple[int, int] = (9, 0)) -> Gpu:

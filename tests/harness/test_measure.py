@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from harness.contender import ROOT
+from harness.paths import ROOT
 from harness.store import read_lines
 
 CONTENDERS = Path(__file__).parent / "contenders"

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from harness.config import load_config
-from harness.contender import ROOT, Target
+from harness.contender import Target
 from harness.energy import DEFAULT_PERIOD_S, TICKS
+from harness.paths import ROOT
 from harness.plan import plan_panel
 
 CPU = Target("cpu", "a CPU")

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from harness.config import Config, load_config
-from harness.contender import ROOT
 from harness.figures import FIGURES
 from harness.ops import OPS
+from harness.paths import ROOT
 from harness.records import Record, Sample
 from harness.store import Store, records_path
 from harness.store import pack as packed

@@ -12,8 +12,8 @@ import pytest
 
 from harness import machine, workflow
 from harness.config import Config, load_config, parse_config
-from harness.contender import ROOT
 from harness.errors import ConfigError, MachineError
+from harness.paths import ROOT
 from harness.records import Record
 from harness.store import Store, records_path
 from harness.workflow import at_work, claim_run, open_run, resolve_config, todo_file
@@ -223,6 +223,7 @@ def test_what_an_edit_draws_judges_and_shows_again(edited, drawn, judged, shown,
     for part in ("harness", "notebooks", "results/paper"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(workflow, "ROOT", tmp_path)
+    monkeypatch.setattr(workflow, "PAPER", tmp_path / "results/paper")
 
     def hashes() -> list[str]:
         return [workflow.figures_hash(), workflow.claims_hash(), workflow.notebook_hash("spmm")]

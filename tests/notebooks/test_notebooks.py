@@ -6,9 +6,9 @@ import shutil
 import nbformat
 import pytest
 
-from harness.contender import ROOT
 from harness.errors import ConfigError, MachineError
 from harness.notebooks import FOLDER, NOTEBOOKS, as_page, execute, run_notebook
+from harness.paths import ROOT
 from tests.harness.figures import synthetic
 
 

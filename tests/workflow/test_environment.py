@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.contender import ROOT
+from harness.paths import ROOT
 
 LOCK = ROOT / "requirements/cuda12.txt"
 

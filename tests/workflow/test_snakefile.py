@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from harness.config import load_config
-from harness.contender import ROOT
+from harness.paths import ROOT
 
 TINY = {
     "run": "tiny",

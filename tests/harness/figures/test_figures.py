@@ -12,9 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from harness.contender import ROOT
 from harness.errors import ConfigError
 from harness.figures import FIGURES, FORMATS, caption, draw, render, save
+from harness.paths import ROOT
 from tests.harness.figures import synthetic
 
 SPEED = {  # and what each shows
