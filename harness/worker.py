@@ -26,6 +26,7 @@ from harness.config import load_config
 from harness.contender import Target
 from harness.energy import EnergyMeter
 from harness.lazy import lazy_import
+from harness.machine import find_target
 from harness.nvml import Card
 from harness.store import pack
 from harness.timers import flush_buffer
@@ -97,7 +98,7 @@ class Worker:
     def _make_bench(self) -> Bench:
         job, is_cuda = self._job, self._config.device == "cuda"
         card, reason = self._open_card()
-        target = _cuda_target() if is_cuda else Target("cpu", provenance.cpu_name())
+        target = _cuda_target() if is_cuda else find_target("cpu")
         machine = {
             "device_name": target.name,
             "commit": provenance.commit(),
