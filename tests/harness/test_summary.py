@@ -60,5 +60,5 @@ def test_a_run_without_records_is_one_line(tmp_path, monkeypatch):
     panel = {"name": "p", "title": "P", "each": {"m": 8, "k": 8, "n": 1, "sparsity": 0.5}}
     spmm = {"op": "spmm", "question": "?", "baseline": "cublas", "contenders": ["cublas"], "panels": [panel]}
     config = parse_config({"run": "tiny", "device": "cpu", "experiments": {"spmm": spmm}}, "tiny.yaml")
-    with pytest.raises(MachineError, match=r"results/tiny/records\.parquet: no records yet; measure and collect first: "):
+    with pytest.raises(MachineError, match=r"results/tiny/records\.parquet: no records yet; measure and collect "):
         print_summary(open_run(config))

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from harness import throughput
 from harness.cli import app
-from harness.contender import ROOT
 from harness.figures import caption
 from harness.figures.model_bound import TITLE
+from harness.paths import ROOT
 from harness.records import Record
 from harness.throughput import ModelRow, model_rows, print_rows, write_model
 from impl.cuda.build import BuildError
