@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -62,5 +63,5 @@ def launch(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 def _to_gpu(argument):
     if isinstance(argument, TensorMap):
-        return TensorMap(argument.tensor.cuda(), argument.tile_rows)
+        return dataclasses.replace(argument, tensor=argument.tensor.cuda())
     return argument.cuda() if isinstance(argument, torch.Tensor) else argument
