@@ -34,7 +34,7 @@ def calls() -> Iterator[tuple[str, Call]]:
             yield f"B=1 H=1 S=256 D={head_dim}", _launch_by_name(partial(attention_backward, *operands, **options))
     w = torch.randn(256, 512).half().masked_fill(torch.rand(256, 512) < 0.8, 0)
     weight = TiledCSL.from_dense(w)
-    for n, kernel in tiled_csl.SPMM.items():
+    for n, kernel in (*tiled_csl.SPMM.items(), *tiled_csl.SPMM_SM70.items()):
         operands = (weight.data, weight.offsets, torch.randn(512, n).half(), 256)
         plan = Plan(kernel, tile_m=128, tile_n=n, split_k=2)
         yield f"M=256 K=512 N={n} split K=2, 80 % zeros", partial(plan.multiply, *operands)

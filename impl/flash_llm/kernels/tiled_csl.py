@@ -38,8 +38,8 @@ SPMM = {
 
 # Two blocks are what 96 KiB of shared memory hold.
 SPMM_SM70 = {
-    8: _spmm_kernel(8, min_blocks_per_sm=2, max_registers=128, arch="sm_70"),
-    16: _spmm_kernel(16, min_blocks_per_sm=2, max_registers=128, arch="sm_70"),
+    8: _spmm_kernel(8, min_blocks_per_sm=2, max_registers=168, arch="sm_70"),
+    16: _spmm_kernel(16, min_blocks_per_sm=2, max_registers=168, arch="sm_70"),
     32: _spmm_kernel(32, min_blocks_per_sm=2, max_registers=168, arch="sm_70"),
     64: _spmm_kernel(64, min_blocks_per_sm=2, max_registers=232, arch="sm_70"),
 }

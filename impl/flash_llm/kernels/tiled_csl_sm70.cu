@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply(Sums& sum, const unsigned char* w, unsi
     const QuadPairLane lane = quad_pair_lane(threadIdx.x % 32);
     const int row = threadIdx.x / 32 * WARP_ROWS + warp_row(lane.pair, lane.member);
     const unsigned char* const w_row = w + row * TILE_COLS * 2;
-#pragma unroll 2
+#pragma unroll
     for (int k = 0; k < TILE_COLS; k += CHUNK) {
         const uint4 chunk = *reinterpret_cast<const uint4*>(w_row + ((k / CHUNK) ^ (row % 8)) * 16);
         const unsigned a[2][2] = {{chunk.x, chunk.y}, {chunk.z, chunk.w}};
