@@ -42,7 +42,7 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
 
 def expand(weight: SparseMatrix) -> Tensor:
     """W [m, k] float16, dense, on the weight's device: by a kernel on a GPU."""
-    return _expand(weight.data, weight.offsets, *weight.shape, weight.name)
+    return _expand(weight.data, weight.offsets, *weight.shape, weight.name, weight.longest)
 
 
 def plan_for(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Plan:
@@ -82,19 +82,19 @@ def _(data: Tensor, offsets: Tensor, x: Tensor, m: int, kind: str, longest: int,
 
 
 @torch.library.custom_op("voltabench::flash_llm_expand", mutates_args=(), device_types="cuda")
-def _expand(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+def _expand(data: Tensor, offsets: Tensor, m: int, k: int, kind: str, longest: int) -> Tensor:
     from impl.cuda.launch import launch
 
-    return expand_by(kind, data, offsets, (m, k), launch)
+    return expand_by(kind, data, offsets, (m, k), longest, launch)
 
 
 @_expand.register_kernel("cpu")
-def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str, longest: int) -> Tensor:
     return FORMATS[kind].expand_all(data, offsets, (m, k))
 
 
 @_expand.register_fake
-def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str) -> Tensor:
+def _(data: Tensor, offsets: Tensor, m: int, k: int, kind: str, longest: int) -> Tensor:
     return data.new_empty(m, k, dtype=torch.float16)
 
 

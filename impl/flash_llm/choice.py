@@ -1,26 +1,32 @@
-"""Which way a product goes: the rules, by bytes moved, that pick a format and the dense path."""
+"""Which way a product goes: the rules that pick a format and the dense path, the same for every shape."""
 
 from __future__ import annotations
 
 from impl.flash_llm.formats import Bitmap, SparseMatrix, TiledCSL
+from impl.flash_llm.kernels import Device, has_kernel
 
 _WIDEST_TILE = 64  # columns of x that are multiplied for one reading of W
+# Times in units of a dense product with a few columns of x, which is the time of reading W: a sparse product of 64
+# columns; expanding W and taking a dense product. Measured on an H200, cold, W of 28672 x 7168 with 80 % zeros.
+_PASS = {"tiled_csl": 1.15, "bitmap": 0.8}
+_EXPANDED = 2.6
 
 
-def choose_format(nonzeros: int, shape: tuple[int, int]) -> type[SparseMatrix]:
-    """The format that holds a matrix [m, k] of so many non-zeros in the fewest bytes, padding apart.
+def choose_format(nonzeros: int, shape: tuple[int, int], device: Device) -> type[SparseMatrix]:
+    """The format with a kernel for `device` that holds W [m, k] in the fewest bytes, padding apart.
 
-    Tiled-CSL takes 4 bytes per non-zero, a bitmap 2 and one bit per element: the bitmap from 1/16 density on.
+    Tiled-CSL takes 4 bytes per non-zero, a bitmap 2 and one bit per element: the bitmap from 1/16 density on. Raises
+    NotImplementedError when `device` has no kernel.
     """
     m, k = shape
-    return TiledCSL if 4 * nonzeros < 2 * nonzeros + m * k / 8 else Bitmap
+    size = {TiledCSL: 4 * nonzeros, Bitmap: 2 * nonzeros + m * k / 8}
+    usable = [kind for kind in size if has_kernel(kind.name, device)]
+    if not usable:
+        raise NotImplementedError(f"no kernel of any format runs on compute capability {device.capability}")
+    return min(usable, key=size.get)
 
 
-def dense_columns(nbytes: int, shape: tuple[int, int]) -> int:
-    """From how many columns of x on a dense product by the expanded W [m, k] of `nbytes` moves fewer bytes.
-
-    The sparse product reads the compressed W anew for every 64 columns; the other way reads it once, and writes and
-    reads 2 bytes for each element.
-    """
-    m, k = shape
-    return _WIDEST_TILE * (1 + 4 * m * k // nbytes) + 1
+def dense_columns(kind: str) -> int:
+    """From how many columns of x on the weight is expanded and multiplied densely: a sparse product takes a pass over W
+    for every 64 columns, and so many passes take longer."""
+    return _WIDEST_TILE * int(_EXPANDED / _PASS[kind]) + 1

@@ -36,13 +36,14 @@ class _FlashLLM(Contender):
         from impl.flash_llm.api import plan_for, spmm
         from impl.flash_llm.choice import choose_format
         from impl.flash_llm.formats import FORMATS
+        from impl.flash_llm.kernels import Device
 
         x = inputs["x"]
         began = _finished(target)
         weight = FORMATS[self.kind].from_dense(inputs["w"])
         conversion_s = _finished(target) - began
         plan = plan_for(weight, x)
-        rule = choose_format(int(inputs["w"].count_nonzero()), weight.shape)
+        rule = choose_format(int(inputs["w"].count_nonzero()), weight.shape, Device.of(x.device))
         prepared = Prepared(
             run=lambda: {"y": spmm(weight, x)},
             tuning={"split_k": plan.split_k, "format_by_rule": rule.name},

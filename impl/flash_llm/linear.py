@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from impl.flash_llm.api import expand, spmm
 from impl.flash_llm.choice import choose_format, dense_columns
 from impl.flash_llm.formats import FORMATS, SparseMatrix
+from impl.flash_llm.kernels import Device
 
 
 class SparseLinear(nn.Module):
@@ -39,7 +40,7 @@ class SparseLinear(nn.Module):
         Raises TypeError for another dtype.
         """
         w = linear.weight.detach()
-        kind = kind or choose_format(int(w.count_nonzero()), (w.shape[0], w.shape[1]))
+        kind = kind or choose_format(int(w.count_nonzero()), (w.shape[0], w.shape[1]), Device.of(w.device))
         return cls(kind.from_dense(w), linear.bias)
 
     def _hold(self, weight: SparseMatrix) -> None:
@@ -48,7 +49,7 @@ class SparseLinear(nn.Module):
         self.kind, self.longest = weight.name, weight.longest
         self.register_buffer(f"{self.kind}_data", weight.data)
         self.register_buffer(f"{self.kind}_offsets", weight.offsets)
-        self.dense_from = dense_columns(weight.nbytes, weight.shape)
+        self.dense_from = dense_columns(self.kind)
 
     @property
     def weight(self) -> SparseMatrix:

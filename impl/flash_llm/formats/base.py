@@ -217,7 +217,7 @@ def _scatter(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     taken = torch.zeros_like(dense, dtype=torch.bool)
     taken[places] = True
     if taken.count_nonzero() == len(places):
-        dense[places] = values
+        dense.view(torch.int16)[places] = values.view(torch.int16)  # as integers: NaN keep their bits
     else:
         dense = dense.float().index_put_((places,), values.float(), accumulate=True).half()
     return dense.view(shape)

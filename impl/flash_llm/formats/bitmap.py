@@ -48,27 +48,27 @@ class Bitmap(SparseMatrix):
     @classmethod
     def expand(cls, data: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
         stored = _stored(data, offsets, first, last)
-        element, half = _places(stored, offsets[first:last].long())
-        lanes = torch.zeros(stored.shape, dtype=torch.float16, device=data.device)
-        lanes.view(-1)[element] = data.view(torch.float16).view(-1)[half]
+        element, half = _places(stored, stored.cumsum(2, dtype=torch.int16), offsets[first:last].long())
+        lanes = torch.zeros(stored.shape, dtype=torch.int16, device=data.device)
+        lanes.view(-1)[element] = data.view(torch.int16).view(-1)[half]  # as integers: NaN keep their bits
         blocks = lanes.view(-1, *_LANE_SPLIT).permute(0, *(axis + 1 for axis in _FROM_LANES))
-        return blocks.reshape(-1, BLOCK_ROWS, BLOCK_COLS)
+        return blocks.reshape(-1, BLOCK_ROWS, BLOCK_COLS).view(torch.float16)
 
     @classmethod
     def _encode(cls, tiles: Tensor) -> tuple[Tensor, Tensor]:
         lanes = _to_lanes(tiles)
         stored = lanes != 0
-        count = stored.cumsum(2, dtype=torch.int32)
+        count = stored.cumsum(2, dtype=torch.int16)
         bit = torch.arange(_WORD_BITS, device=lanes.device, dtype=torch.int32)
-        parity = (count & 1).view(-1, LANES, MASK_LINES, _WORD_BITS)
+        parity = (count & 1).int().view(-1, LANES, MASK_LINES, _WORD_BITS)
         masks = (parity << bit).sum(3, dtype=torch.int32)
 
         counts = MASK_LINES + (count[:, :, -1].amax(1) + 1) // 2
         begin = counts.cumsum(0) - counts
         lines = torch.zeros(int(counts.sum()), LANES, dtype=torch.int32, device=lanes.device)
         lines[begin.unsqueeze(1) + torch.arange(MASK_LINES, device=lanes.device)] = masks.transpose(1, 2)
-        element, half = _places(stored, begin)
-        lines.view(torch.float16).view(-1)[half] = lanes.flatten()[element]
+        element, half = _places(stored, count, begin)
+        lines.view(torch.int16).view(-1)[half] = lanes.view(torch.int16).flatten()[element]
         return lines, counts
 
     def _check_tiles(self, first: int, last: int) -> None:
@@ -102,13 +102,14 @@ def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
     return parity ^ before
 
 
-def _places(stored: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
+def _places(stored: Tensor, count: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
     """Numbers of the stored elements, and where each lies among all halves: int64 [nnz] both.
 
-    stored: bool [blocks, 32 lanes, 128]; begin: int64 [blocks], the lines where the blocks begin.
+    stored: bool [blocks, 32 lanes, 128]; count: its running sum along a lane; begin: int64 [blocks], the lines where
+    the blocks begin.
     """
     element = stored.flatten().nonzero().squeeze(1)
-    rank = stored.cumsum(2, dtype=torch.int16).flatten()[element] - 1
+    rank = count.flatten()[element] - 1
     lane = element // _LANE_ELEMENTS
     line = begin[lane // LANES] + MASK_LINES + rank // 2
     return element, (line * LANES + lane % LANES) * 2 + 1 - rank % 2

@@ -41,11 +41,10 @@ class TiledCSL(SparseMatrix):
     @classmethod
     def expand(cls, data: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
         tile, words = _entries_of(data, offsets, first, last)
-        values = (words & 0xFFFF).to(torch.int16).view(torch.float16)
-        shared = torch.zeros((last - first) * _TILE_SIZE, dtype=torch.float16, device=data.device)
-        shared[tile * _TILE_SIZE + (words >> 17)] = values
+        shared = torch.zeros((last - first) * _TILE_SIZE, dtype=torch.int16, device=data.device)
+        shared[tile * _TILE_SIZE + (words >> 17)] = (words & 0xFFFF).to(torch.int16)
         elements = _place_of_element(data.device)
-        return shared.view(last - first, _TILE_SIZE)[:, elements].view(-1, TILE_ROWS, TILE_COLS)
+        return shared.view(last - first, _TILE_SIZE)[:, elements].view(torch.float16).view(-1, TILE_ROWS, TILE_COLS)
 
     @classmethod
     def _encode(cls, tiles: Tensor) -> tuple[Tensor, Tensor]:

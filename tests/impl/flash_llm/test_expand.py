@@ -27,7 +27,7 @@ def expanded(request, kind):
 
     def run(w):
         weight = kind.from_dense(w.to(device))
-        return expand(kind.name, weight.data, weight.offsets, weight.shape, launch).cpu()
+        return expand(kind.name, weight.data, weight.offsets, weight.shape, weight.longest, launch).cpu()
 
     return run
 
@@ -44,3 +44,12 @@ def test_every_value(expanded):
     expected = bits(w).clone()
     expected[expected == -(2**15)] = 0  # -0.0
     assert torch.equal(bits(expanded(w)), expected)
+
+
+@pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+def test_only_the_scatter_of_tiled_csl_has_bank_conflicts(kind):
+    weight, counts = kind.from_dense(random_sparse(128, 256, 0.2)), []
+    parts = (weight.data, weight.offsets, weight.shape, weight.longest)
+    expand(kind.name, *parts, lambda *call: counts.extend(emulator.count(*call)))
+    conflicts = {(c.instruction, c.bytes) for c in counts if c.wavefronts > c.ideal_wavefronts}
+    assert conflicts <= {("st.shared", 2)}

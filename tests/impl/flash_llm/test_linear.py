@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch import nn
 
 from impl.flash_llm import linear as linear_module
-from impl.flash_llm.choice import choose_format, dense_columns
+from impl.flash_llm.choice import choose_format
 from impl.flash_llm.formats import Bitmap, TiledCSL
 from impl.flash_llm.linear import SparseLinear
+from tests.impl.flash_llm.devices import A100, VOLTA
 from tests.impl.flash_llm.matrices import assert_is_product, random_sparse
 
 
@@ -47,17 +49,13 @@ def test_no_rows(kind):
 def test_takes_the_format_of_fewest_bytes(density, kind):
     layer = dense_layer(512, 512, density=density)
     assert type(SparseLinear.from_linear(layer).weight) is kind
-    assert choose_format(int(layer.weight.count_nonzero()), (512, 512)) is kind
 
 
-@pytest.mark.parametrize("density", [0.1, 0.5])
-def test_the_dense_path_begins_where_it_moves_fewer_bytes(density):
-    w = random_sparse(1024, 1024, density)
-    weight = Bitmap.from_dense(w)
-    first = dense_columns(weight.nbytes, weight.shape)
-    sparse_bytes = [-(-columns // 64) * weight.nbytes for columns in (first - 1, first)]
-    dense_bytes = weight.nbytes + 2 * 2 * w.numel()
-    assert sparse_bytes[0] <= dense_bytes < sparse_bytes[1]
+def test_takes_a_format_that_the_gpu_has_a_kernel_for():
+    assert choose_format(5000, (100, 100), A100) is Bitmap
+    assert choose_format(5000, (100, 100), VOLTA) is TiledCSL
+    with pytest.raises(NotImplementedError, match=r"compute capability \(6, 0\)"):
+        choose_format(5000, (100, 100), dataclasses.replace(VOLTA, capability=(6, 0)))
 
 
 @pytest.mark.parametrize("bias", [False, True])
