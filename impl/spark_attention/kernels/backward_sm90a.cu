@@ -15,7 +15,7 @@
 // Shared memory: K, V, STAGES of q, dout and their statistics, two of ds^T, dq. Tiles are cut into panels of 64
 // columns, 128-byte rows, swizzled by the copy engine; elements outside a tensor are zero there. dq lies as the
 // accumulators do, 16 bytes of each thread in turn; backward_convert_sm90a.cu knows.
-#include "arguments.cuh"
+#include "attention/tiles_sm90a.cuh"
 #include "backward_work.cuh"
 #include "barrier.cuh"
 #include "bulk_copy.cuh"
@@ -23,13 +23,9 @@
 #include "mbarrier.cuh"
 #include "semaphore.cuh"
 #include "tma.cuh"
-#include "wgmma.cuh"
 
-constexpr int kGroup = 128, kConsumers = 2, kThreads = (kConsumers + 1) * kGroup;
+constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * kGroup;
 constexpr int kBlockKeys = 64 * kConsumers, kBlockRows = BLOCK_ROWS;
-constexpr int kRowBytes = 128;
-constexpr int kPatternBytes = 8 * kRowBytes;  // the swizzle repeats
-constexpr int kPanels = PADDED_DIM / 64;
 constexpr int kKeyPanelBytes = kBlockKeys * kRowBytes, kKeyTileBytes = kPanels * kKeyPanelBytes;
 constexpr int kQueryPanelBytes = kBlockRows * kRowBytes, kQueryTileBytes = kPanels * kQueryPanelBytes;
 constexpr int kDsBytes = kBlockRows / 64 * kKeyPanelBytes;
@@ -45,20 +41,6 @@ struct Barriers {
         dq_empty;
     int ticket;
 };
-
-__device__ __forceinline__ unsigned stage_of(unsigned step) {
-    return step % STAGES;
-}
-
-__device__ __forceinline__ unsigned parity_of(unsigned step) {
-    return step / STAGES & 1;
-}
-
-#if BFLOAT16
-#    define PRODUCT(form) wgmma_##form##_bf16
-#else
-#    define PRODUCT(form) wgmma_##form##_f16
-#endif
 
 // scores = keys queries^T of a warpgroup's 64 keys.
 __device__ __forceinline__ void multiply_transposed(float (&scores)[kScores], unsigned long long keys,
@@ -98,11 +80,6 @@ __device__ __forceinline__ void pack_fragments(unsigned (&a)[kRowSteps][4], cons
         for (int i = 0; i < 4; ++i) a[step][i] = pack(values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
 }
 
-// 16 bytes of a tile of 64-column panels.
-__device__ __forceinline__ unsigned char* chunk_at(unsigned char* tile, int panel_bytes, int row, int chunk) {
-    return tile + chunk / 8 * panel_bytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
-}
-
 // Scores of pairs that are masked become -inf. `key` is the thread's upper key, `row` the tile's first query.
 __device__ __forceinline__ void mask_scores(float (&scores)[kScores], int key, int row, int seqlen_k,
                                             int causal_offset) {
@@ -117,25 +94,6 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kScores], int key, i
             for (int i = 0; i < 2; ++i)
                 if (tile * 8 + i < hidden_rows) scores[4 * tile + 2 * half + i] = -infinity();
     }
-}
-
-// A warp's 16 rows of a gradient, by way of its rows of a tile in shared memory that nobody else uses any more.
-__device__ __forceinline__ void store_rows(Element* rows, unsigned char* tile, const float (&gradient)[kDims],
-                                           float scale, int warp_row, int row_count, int head_dim) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kDims; i += 2)
-        *reinterpret_cast<unsigned*>(chunk_at(tile, kKeyPanelBytes, warp_row + lane / 4 + i / 2 % 2 * 8, i / 4) +
-                                     lane % 4 * 4) = pack(gradient[i] * scale, gradient[i + 1] * scale);
-    __syncwarp();
-    constexpr int kChunks = PADDED_DIM / 8;
-    const int chunk = lane % kChunks;
-#pragma unroll
-    for (int r = lane / kChunks; r < 16; r += 32 / kChunks)
-        if (warp_row + r < row_count && chunk * 8 < head_dim)
-            *reinterpret_cast<uint4*>(rows + static_cast<long long>(warp_row + r) * head_dim + chunk * 8) =
-                *reinterpret_cast<const uint4*>(chunk_at(tile, kKeyPanelBytes, warp_row + r, chunk));
-    __syncwarp();
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backward_sm90a(
@@ -380,8 +338,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
 
         // No warp reads the rows of V of another one's warpgroup.
         named_barrier_sync(kOwnBarrier + consumer, kGroup);
-        const long long first_element = (static_cast<long long>(work.batch_head) * seqlen_k + first_key) * head_dim;
-        store_rows(dv + first_element, v_tile, dv_sum, 1.0f, warp_key, seqlen_k - first_key, head_dim);
-        store_rows(dk + first_element, v_tile, dk_sum, softmax_scale, warp_key, seqlen_k - first_key, head_dim);
+        const long long first_element =
+            (static_cast<long long>(work.batch_head) * seqlen_k + first_key + warp_key) * head_dim;
+        const int row_count = seqlen_k - first_key - warp_key;
+        const float one[2] = {1.0f, 1.0f}, scale[2] = {softmax_scale, softmax_scale};
+        store_rows(dv + first_element, head_dim, dv_sum, one, v_tile, kKeyPanelBytes, warp_key, row_count, head_dim,
+                   lane);
+        __syncwarp();
+        store_rows(dk + first_element, head_dim, dk_sum, scale, v_tile, kKeyPanelBytes, warp_key, row_count, head_dim,
+                   lane);
     }
 }
