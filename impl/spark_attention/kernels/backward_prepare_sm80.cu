@@ -1,9 +1,10 @@
 // Before the backward: delta = rowsum(dout * out) beside the log-sum-exp, and dq = 0 where a whole tile of
 // queries sees no key and so the backward never comes by.
 //
-// A block holds kBlockRows query rows, 16 per warp (attention/row_products_sm80.cuh). Bound by global memory; 40 to 48
-// registers, no shared memory.
-#include "attention/row_products_sm80.cuh"
+// A block holds kBlockRows query rows, 16 per warp. delta is the diagonal of out dout^T by the same instructions, in
+// the same order over head_dim, that give the backward's dout v^T: for a row with one key, where out = v, their
+// difference is exactly 0. Global memory binds: both tiles are asked for at once, in whole rows.
+#include "attention/tiles_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "math.cuh"
 
@@ -15,21 +16,31 @@ extern "C" __global__ void __launch_bounds__(kThreads) spark_attention_backward_
     const int first_row = blockIdx.x % tiles * kBlockRows;
     const long long batch = batch_head / num_heads, head = batch_head % num_heads;
     const int lane = threadIdx.x % 32;
-    const int warp_row = first_row + threadIdx.x / 32 * 16;
+    const int warp_row = threadIdx.x / 32 * 16;
 
-    float delta[2];
-    row_products(delta, out + batch * out_batch_stride + head * out_head_stride + warp_row * out_row_stride,
-                 out_row_stride,
-                 dout + batch * dout_batch_stride + head * dout_head_stride + warp_row * dout_row_stride,
-                 dout_row_stride, seqlen_q - warp_row, head_dim, lane);
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Element* out_tile = reinterpret_cast<Element*>(shared_memory);
+    Element* dout_tile = out_tile + kBlockRows * PADDED_DIM;
+    out += batch * out_batch_stride + head * out_head_stride + first_row * out_row_stride;
+    dout += batch * dout_batch_stride + head * dout_head_stride + first_row * dout_row_stride;
+    load_tile<kBlockRows, kThreads>(out_tile, thread_chunk(out, out_row_stride), out_row_stride, seqlen_q - first_row,
+                                    head_dim);
+    load_tile<kBlockRows, kThreads>(dout_tile, thread_chunk(dout, dout_row_stride), dout_row_stride,
+                                    seqlen_q - first_row, head_dim);
+    copy_async_wait<0>();
+    __syncthreads();
+    float products[1][2][4];  // rows 0..15 of out with rows 0..7 and with rows 8..15 of dout
+    multiply_transposed<4>(products, out_tile + warp_row * PADDED_DIM, dout_tile + warp_row * PADDED_DIM,
+                           rows_first_offset(lane), chunks_first_offset(lane));
+    // The diagonals lie in the lanes whose row, lane / 4, is one of their two columns.
     if (lane / 8 == lane % 4) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int row = warp_row + half * 8 + lane / 4;
+            const int row = first_row + warp_row + half * 8 + lane / 4;
             const bool takes_part = row < seqlen_q && visible_keys(row, seqlen_k, causal_offset) > 0;
             float2 statistic;
             statistic.x = takes_part ? lse[batch_head * seqlen_q + row] * LSE_FACTOR : infinity();
-            statistic.y = takes_part ? delta[half] : 0.0f;
+            statistic.y = takes_part ? products[0][half][half * 2 + lane / 4 % 2] : 0.0f;
             statistics[batch_head * tiles * kBlockRows + row] = statistic;
         }
     }

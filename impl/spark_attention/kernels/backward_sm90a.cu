@@ -42,6 +42,15 @@ struct Barriers {
     int ticket;
 };
 
+// Place of a step's tiles in the ring, and the parity of their phase there.
+__device__ __forceinline__ unsigned stage_of(unsigned step) {
+    return step % STAGES;
+}
+
+__device__ __forceinline__ unsigned parity_of(unsigned step) {
+    return step / STAGES & 1;
+}
+
 // scores = keys queries^T of a warpgroup's 64 keys.
 __device__ __forceinline__ void multiply_transposed(float (&scores)[kScores], unsigned long long keys,
                                                     unsigned long long queries) {

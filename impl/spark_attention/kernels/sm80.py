@@ -76,9 +76,9 @@ def backward_prepare_kernel(
             ("LSE_FACTOR", f"{math.log2(math.e) if base2 else 1.0}f"),
         ),
         threads=2 * rows,
-        dynamic_shared_bytes=0,
+        dynamic_shared_bytes=2 * rows * padded_dim * 2,
         max_registers=64,
-        min_blocks_per_sm=512 // rows,
+        min_blocks_per_sm=2,
     )
 
 

@@ -1,5 +1,5 @@
 // Tiles in shared memory as the copy engine brings them and wgmma reads them: panels of 64 columns, rows of 128 bytes,
-// swizzled; rings of STAGES tiles; and how rows of accumulators leave through such a tile.
+// swizzled; and how rows of accumulators leave through such a tile.
 #pragma once
 #include "tensors.cuh"
 #include "wgmma.cuh"
@@ -8,15 +8,6 @@ constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kRowBytes = 128;
 constexpr int kPatternBytes = 8 * kRowBytes;  // the swizzle repeats
 constexpr int kPanels = PADDED_DIM / 64;
-
-// Place of a tile, counted from the block's first, in a ring, and the parity of its phase there.
-__device__ __forceinline__ unsigned stage_of(unsigned tile) {
-    return tile % STAGES;
-}
-
-__device__ __forceinline__ unsigned parity_of(unsigned tile) {
-    return tile / STAGES & 1;
-}
 
 // wgmma of the tensors' type; `form` as in wgmma.cuh.
 #if BFLOAT16
@@ -30,22 +21,23 @@ __device__ __forceinline__ unsigned char* chunk_at(unsigned char* tile, int pane
     return tile + chunk / 8 * panel_bytes + row * kRowBytes + (chunk % 8 ^ row % 8) * 16;
 }
 
-// A warp's 16 rows of accumulators, times `factor` of a thread's upper and lower row, by way of the 16 rows from
-// `tile_row` on of a tile that nobody else uses, to `rows`, the first of `row_count` that exist.
-__device__ __forceinline__ void store_rows(Element* rows, long long row_stride, const float (&values)[PADDED_DIM / 2],
+// A warp's 16 rows of COLUMNS accumulators, times `factor` of a thread's upper and lower row, by way of the 16 rows
+// from `tile_row` on of a tile that nobody else uses, to `rows`: as many as `row_count` and `columns` say.
+template <int COLUMNS = PADDED_DIM>
+__device__ __forceinline__ void store_rows(Element* rows, long long row_stride, const float (&values)[COLUMNS / 2],
                                            const float (&factor)[2], unsigned char* tile, int panel_bytes, int tile_row,
-                                           int row_count, int head_dim, int lane) {
+                                           int row_count, int columns, int lane) {
 #pragma unroll
-    for (int i = 0; i < PADDED_DIM / 2; i += 2)
+    for (int i = 0; i < COLUMNS / 2; i += 2)
         *reinterpret_cast<unsigned*>(chunk_at(tile, panel_bytes, tile_row + lane / 4 + i / 2 % 2 * 8, i / 4) +
                                      lane % 4 * 4) =
             pack(values[i] * factor[i / 2 % 2], values[i + 1] * factor[i / 2 % 2]);
     __syncwarp();
-    constexpr int kChunks = PADDED_DIM / 8;
+    constexpr int kChunks = COLUMNS / 8;
     const int chunk = lane % kChunks;
 #pragma unroll
     for (int r = lane / kChunks; r < 16; r += 32 / kChunks)
-        if (r < row_count && chunk * 8 < head_dim)
+        if (r < row_count && chunk * 8 < columns)
             *reinterpret_cast<uint4*>(rows + r * row_stride + chunk * 8) =
                 *reinterpret_cast<const uint4*>(chunk_at(tile, panel_bytes, tile_row + r, chunk));
 }
