@@ -53,7 +53,9 @@ def _fields(kernels: list[Kernel], target: Target) -> dict[str, Any]:
     """What `kernel_fields` says, with the kernels' names, and no times for a Volta kernel on another GPU."""
     from impl.cuda.backend import kernel_fields
 
-    fields = kernel_fields(kernels[::-1], torch.device(target.device))  # the last does the work, the first may prepare
+    # The one that does the work first, which others may prepare and complete.
+    by_work = sorted(kernels, key=lambda kernel: kernel.dynamic_shared_bytes, reverse=True)
+    fields = kernel_fields(by_work, torch.device(target.device))
     if fields["backend"] != "reference":
         fields["tuning"] = {"kernel": " + ".join(kernel.name for kernel in kernels)}
     if target.capability > VOLTA and kernels[0].arch == "sm_70":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from impl.cuda.build import Kernel
 from impl.cuda.steps import Launch, Step, rows_aligned, strides
-from impl.spark_attention.kernels import backward_sm70, sm80
+from impl.spark_attention.kernels import backward_sm70, backward_sm90, sm80
 from impl.spark_attention.kernels.forward import check_supported
 
 
@@ -27,17 +27,19 @@ def attention_backward(
     launch: Launch,
     arch: str = "sm_80",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`reference.attention_backward` by the kernels written for `arch`, which those for sm_80 stand in for on
-    "sm_90a"; `launch` runs one (impl.cuda.launch or the emulator's).
+    """`reference.attention_backward` by the kernels written for `arch`; those for sm_80 stand in for the sm_90a ones
+    where these do not take the tensors. `launch` runs one (impl.cuda.launch or the emulator's).
 
-    The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each element of q,
-    head_dim rounded up to 64 or 128, by the sm_80 kernels, and 4 bytes for each row of q by the sm_70 ones, which take
-    float16 only. Raises ValueError where `arch` has no kernel for the element type.
+    The gradients are contiguous, and the same bit for bit from run to run. Scratch is 4 bytes for each row of q by the
+    sm_70 kernels, which take float16 only, and 4 bytes for each element of q, head_dim rounded up to 64 or 128, by the
+    others. Raises ValueError where `arch` has no kernel for the element type.
     """
     check_supported(q.dtype, "fp32", arch)
     gradients = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    steps_of = backward_sm70.backward_steps if arch == "sm_70" else backward_steps
-    for step in steps_of(dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
+    steps_of = {"sm_70": backward_sm70.backward_steps, "sm_80": backward_steps, "sm_90a": backward_sm90.backward_steps}
+    if arch == "sm_90a" and not backward_sm90.takes(q, k, v):
+        arch = "sm_80"
+    for step in steps_of[arch](dout, q, k, v, out, lse, *gradients, causal=causal, softmax_scale=softmax_scale):
         launch(step.kernel, step.grid, step.arguments)
     return gradients
 

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
     const float2* __restrict__ statistics, float* partial_dq, int* semaphores, Element* __restrict__ dk,
     Element* __restrict__ dv, int seqlen_q, int seqlen_k, int head_dim, int num_heads, int group, int batch,
-    int causal_offset, float softmax_scale) {
+    int heads_together, int causal_offset, float softmax_scale) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     unsigned char* k_tile = shared_memory;
     unsigned char* v_tile = k_tile + kKeyTileBytes;
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
     }
     const int heads_kv = num_heads / group;
     const Work work = take_work(semaphores, &barriers.ticket, (seqlen_k + kBlockKeys - 1) / kBlockKeys,
-                                batch * heads_kv, HEADS_TOGETHER);
+                                batch * heads_kv, heads_together);
     const int batch_index = work.batch_head / heads_kv, head_kv = work.batch_head % heads_kv;
     const int first_key = work.key_block * kBlockKeys;
     const int tiles = (seqlen_q + kBlockRows - 1) / kBlockRows;
@@ -194,7 +194,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 int* summed = semaphores + 1 + head_tile;
                 mbarrier_wait(&barriers.dq_full, step & 1);
                 float* sums = partial_dq + static_cast<long long>(head_tile) * kDqFloats;
-#if ORDERED
                 if (work.key_block == 0) {
                     bulk_store(sums, dq_tile, kDqFloats * sizeof(float));
                 } else {
@@ -203,16 +202,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                     fence_async_proxy_global();
                     bulk_add(sums, dq_tile, kDqFloats * sizeof(float));
                 }
-#else
-                bulk_add(sums, dq_tile, kDqFloats * sizeof(float));
-#endif
                 bulk_commit();
                 bulk_wait_read();
                 mbarrier_arrive(&barriers.dq_empty);
-#if ORDERED
                 bulk_wait();
                 store_release(summed, work.key_block + 1);
-#endif
             }
             bulk_wait();
         }
@@ -276,14 +270,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                         s[4 * n + i] = exp2_fast(fmaf(s[4 * n + i], scale_log2, -(i % 2 ? pair.z : pair.x)));
                 }
                 unsigned p[kRowSteps][4], ds[kRowSteps][4];
-#if EARLY_VALUES
-                pack_fragments(p, s);
-                wgmma_fence();
-                accumulate(dv_sum, p, dout);
-                wgmma_wait<1>();
-#else
                 wgmma_wait<0>();
-#endif
                 pin_registers(dp);
 #pragma unroll
                 for (int n = 0; n < kBlockRows / 8; ++n) {
@@ -302,13 +289,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                             chunk_at(ds_tile, kKeyPanelBytes, warp_key + lane / 4 + j % 2 * 8, i * 2 + j / 2) +
                             lane % 4 * 4) = ds[i][j];
                 fence_async_proxy();
-#if EARLY_VALUES
-                wgmma_fence();
-#else
                 pack_fragments(p, s);
                 wgmma_fence();
                 accumulate(dv_sum, p, dout);
-#endif
                 accumulate(dk_sum, ds, q);
 
                 named_barrier_sync(kDsBarrier, kConsumers * kGroup);
@@ -316,12 +299,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 wgmma_wait<1>();
                 wgmma_fence();
                 multiply_keys(dq, advance_descriptor(ds_queries, step % 2 * kDsBytes), k_dims);
-#if EARLY_SCORES
                 start_scores(min(step + 1, steps - 1));  // the last again: a branch would serialise the wgmmas
                 wgmma_wait<1>();
-#else
-                wgmma_wait<0>();
-#endif
                 pin_registers(dq);
                 pin_registers(dk_sum);
                 pin_registers(dv_sum);
@@ -338,9 +317,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 fence_async_proxy();
                 __syncwarp();
                 release(&barriers.dq_full);
-#if !EARLY_SCORES
-                start_scores(min(step + 1, steps - 1));
-#endif
             } while (++step < steps);
             wgmma_wait<0>();
         }

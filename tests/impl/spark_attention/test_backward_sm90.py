@@ -10,10 +10,11 @@ from torch import Tensor
 
 from impl.cuda import emulator
 from impl.spark_attention.kernels import sm90
+from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm90 import backward_steps, takes
 from tests.impl.spark_attention.backends import emulated
 from tests.impl.spark_attention.distortions import DISTORTIONS
-from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, steps_and_gradients
+from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, saved_by_forward, steps_and_gradients
 from tests.impl.spark_attention.gradients import check as check_gradients
 from tests.impl.spark_attention.gradients import gradients as gradients_of
 
@@ -190,6 +191,25 @@ def test_takes_only_what_the_copy_engine_can_load():
     assert takes(good, good, good)
     assert not takes(odd, odd, odd)
     assert not takes(good, torch.zeros(2, 2, 8, 72, dtype=torch.half)[..., 1:65], good)
+
+
+@emulated
+@pytest.mark.parametrize(("head_dim", "arch"), [(64, "sm_90a"), (60, "sm_80")])
+def test_the_sm_80_kernels_stand_in_where_the_copy_engine_cannot_load(head_dim, arch):
+    q, k, v, dout = (torch.randn(1, 1, 20, head_dim).half() for _ in range(4))
+    launched = []
+
+    def launch(kernel, *call):
+        launched.append(kernel.arch)
+        emulator.launch(kernel, *call)
+
+    saved = saved_by_forward(q, k, v, causal=True)
+    options = {"causal": True, "softmax_scale": head_dim**-0.5}
+    got = attention_backward(dout, q, k, v, *saved, **options, launch=launch, arch="sm_90a")
+    expected = attention_backward(dout, q, k, v, *saved, **options, launch=emulator.launch, arch="sm_80")
+    assert launched[1] == arch
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
 
 
 def test_head_dim_and_type_choose_among_all_kernels():

@@ -119,9 +119,7 @@ def test_on_a_gpu_a_kernel_runs(name, arch, direction):
     target = Target("cuda", torch.cuda.get_device_name(), capability)
     prepared = prepare_and_check(name, case(causal=True, direction=direction), target)
     assert prepared.backend == "kernel"
-    native = "sm_70" if capability < (8, 0) else "sm_80"
-    if capability == (9, 0) and direction == "forward":
-        native = "sm_90a"
+    native = "sm_70" if capability < (8, 0) else "sm_90a" if capability == (9, 0) else "sm_80"
     assert prepared.kernel_arch == (arch or native)
     assert f"_{prepared.kernel_arch.replace('_', '')}_" in prepared.tuning["kernel"]
     assert (prepared.no_times is None) == (prepared.kernel_arch != "sm_70" or capability == (7, 0))
