@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from impl.sparse_training.kernels import sm80
+from impl.sparse_training.kernels import sm80, sm90
 
-KERNELS = sm80.ALL
+KERNELS = sm80.ALL + sm90.ALL

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from impl.cuda.steps import Launch, rows_aligned, strides
-from impl.sparse_training.kernels import sm80
+from impl.cuda.build import Kernel
+from impl.cuda.steps import Launch, strides
+from impl.cuda.tensor_map import TensorMap, loadable
+from impl.sparse_training.kernels import sm80, sm90
 from impl.sparse_training.reference import PRUNED_AS_ZERO
 
+_SOURCES = {"sm_80": sm80, "sm_90a": sm90}
 _L2_SHARE = 16 * 2**20  # bytes of the tensors that are read again and again, to be found in L2
 _MOST_HEADS_TOGETHER = 16
 
@@ -34,8 +37,9 @@ def forward(
     causal: bool,
     softmax: str,
     launch: Launch,
+    arch: str = "sm_80",
 ) -> tuple[Tensor, Tensor]:
-    """`reference.forward` by a kernel, for tensors without `refusal`.
+    """`reference.forward` by the kernel written for `arch`, for tensors without `refusal`; "sm_90a" has blocks of 64 and 128.
 
     `launch` runs it (impl.cuda.launch.launch, or the emulator's). Inputs whose rows do not start at multiples of 16
     bytes are copied.
@@ -43,10 +47,11 @@ def forward(
     head_dim = q.shape[-1]
     q, k, v = map(_loadable, (q, k, v))
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-    arguments = [q, k, v, out, lse, rows, _pointer(lengths), *strides(q, k, v), np.int32(softmax == PRUNED_AS_ZERO)]
-    arguments += _sizes(q, k, rows, block, causal, head_dim)
     if q.numel():
-        launch(sm80.forward_kernel(*_variant(q, block)), _grid(q, block), arguments)
+        inputs, their_strides = _inputs(arch, q, k, v)
+        options = [np.int32(softmax == PRUNED_AS_ZERO), *_sizes(q, k, rows, block, causal, head_dim)]
+        arguments = [*inputs, out, lse, rows, _pointer(lengths), *their_strides, *options]
+        launch(_kernel(arch, "forward", q, block), _grid(arch, q, block), arguments)
     return out[..., :head_dim].contiguous(), lse
 
 
@@ -64,19 +69,22 @@ def backward(
     block: int,
     causal: bool,
     launch: Launch,
+    arch: str = "sm_80",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.backward` by two kernels, the same bit for bit from run to run. Otherwise as `forward`."""
     head_dim = q.shape[-1]
     dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-    blocks = -(-q.shape[2] // block)
-    statistics = lse.new_empty(*q.shape[:2], blocks * block, 2)
-    end = [_pointer(lengths), *strides(q, k, v, dout), *_sizes(q, k, rows, block, causal, head_dim)]
+    statistics = lse.new_empty(*q.shape[:2], -(-q.shape[2] // block) * block, 2)
     if q.numel():
-        variant, inputs = _variant(q, block), (q, k, v, dout)
-        dq_arguments = [*inputs, out.contiguous(), lse, statistics, dq, rows, *end]
-        launch(sm80.dq_kernel(*variant), _grid(q, block), dq_arguments)
-        launch(sm80.dkdv_kernel(*variant), _grid(k, block), [*inputs, statistics, dk, dv, columns, *end])
+        inputs, their_strides = _inputs(arch, q, k, v, dout)
+        lengths, sizes = _pointer(lengths), _sizes(q, k, rows, block, causal, head_dim)
+        # The first kernel also reads dout itself.
+        itself, its_strides = ([dout], strides(dout)) if arch == "sm_90a" else ([], their_strides)
+        arguments = [*inputs, *itself, out.contiguous(), lse, statistics, dq, rows, lengths, *its_strides, *sizes]
+        launch(_kernel(arch, "backward_dq", q, block), _grid(arch, q, block), arguments)
+        arguments = [*inputs, statistics, dk, dv, columns, lengths, *their_strides, *sizes]
+        launch(_kernel(arch, "backward_dkdv", q, block), _grid(arch, k, block), arguments)
     dq, dk, dv = (gradient[..., :head_dim].contiguous() for gradient in (dq, dk, dv))
     return dq, dk, dv
 
@@ -85,25 +93,32 @@ def _loadable(tensor: Tensor) -> Tensor:
     """`tensor`, or a copy with zeros up to a multiple of 8 columns, whose rows start at multiples of 16 bytes."""
     if tensor.shape[-1] % 8:
         return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8))
-    if tensor.stride(-1) == 1 and rows_aligned(tensor):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor if loadable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _variant(q: Tensor, block: int) -> tuple[int, int, bool]:
-    return block, next(dim for dim in sm80.PADDED_DIMS if q.shape[-1] <= dim), q.dtype == torch.bfloat16
+def _inputs(arch: str, *tensors: Tensor) -> tuple[list[Tensor | TensorMap], list[np.int64]]:
+    """What a kernel takes for these: maps for the copy engine, or pointers and strides."""
+    if arch == "sm_90a":
+        return [TensorMap(tensor, sm90.TILE_ROWS) for tensor in tensors], []
+    return list(tensors), strides(*tensors)
 
 
-def _grid(tensor: Tensor, block: int) -> tuple[int, int, int]:
+def _kernel(arch: str, what: str, q: Tensor, block: int) -> Kernel:
+    source = _SOURCES[arch]
+    padded_dim = next(dim for dim in source.PADDED_DIMS if q.shape[-1] <= dim)
+    return source.kernel(what, block, padded_dim, q.dtype == torch.bfloat16)
+
+
+def _grid(arch: str, tensor: Tensor, block: int) -> tuple[int, int, int]:
     batch, heads, seqlen, _ = tensor.shape
-    return batch * heads * -(-seqlen // block), 1, 1
+    return batch * heads * -(-seqlen // block) * _SOURCES[arch].parts(block), 1, 1
 
 
 def _sizes(q: Tensor, k: Tensor, rows: Tensor, block: int, causal: bool, head_dim: int) -> list[np.generic]:
     """SIZES of arguments.cuh; `head_dim`, which the scale is of, may be less than q's."""
     batch, heads, seqlen, columns = q.shape
     bytes_of_head = 2 * seqlen * columns * q.itemsize
-    together = max(1, min(_MOST_HEADS_TOGETHER, _L2_SHARE // max(bytes_of_head, 1)))
+    together = max(1, min(_MOST_HEADS_TOGETHER, _L2_SHARE // bytes_of_head))
     sizes = (seqlen, columns, batch, heads, heads // k.shape[1], len(rows), -(-seqlen // block), together, causal)
     return [*map(np.int32, sizes), np.float32(head_dim**-0.5)]
 

@@ -39,16 +39,27 @@ __device__ __forceinline__ KeyBlocks visible_blocks(const int* lists, int blocks
     return visible;
 }
 
+// Of the first `visible` keys, those in none of the blocks.
+__device__ __forceinline__ int pruned_keys(const KeyBlocks& list, int visible) {
+    int pruned = visible;
+    for (int i = 0; i < list.count; ++i) pruned -= min(max(visible - list.entries[i] * BLOCK, 0), BLOCK);
+    return pruned;
+}
+
 struct Work {
-    int block, head, batch, batch_head;
+    int block, part, head, batch, batch_head;
 };
 
-// `heads` counts those that lists are taken for, each of which stands for `group` query heads.
+// `heads` counts those that lists are taken for, each of which stands for `group` query heads. PARTS blocks of threads
+// share a list.
+template <int PARTS = 1>
 __device__ __forceinline__ Work take_work(const int* lists, int blocks, int patterns, int heads, int group, int batch,
                                           int heads_together) {
-    const int first = blockIdx.x / (heads_together * blocks) * heads_together;
+    const int turns = blocks * PARTS;
+    const int first = blockIdx.x / (heads_together * turns) * heads_together;
     const int together = min(heads_together, batch * heads - first);
-    const int rest = blockIdx.x - first * blocks;
+    const int rest = blockIdx.x - first * turns, turn = rest / together;
     const int batch_head = first + rest % together, head = batch_head % heads;
-    return {lists_of(lists, blocks, patterns, head * group)[rest / together], head, batch_head / heads, batch_head};
+    const int block = lists_of(lists, blocks, patterns, head * group)[turn / PARTS];
+    return {block, turn % PARTS, head, batch_head / heads, batch_head};
 }

@@ -19,14 +19,6 @@ constexpr int kThreads = BLOCK;
 constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
 constexpr int kScoreUnroll = 4;
 
-// Visible keys of `row` that are in no kept block.
-__device__ __forceinline__ int pruned_keys(const KeyBlocks& list, int row, int keys, int causal_offset) {
-    const int visible = visible_keys(row, keys, causal_offset);
-    int pruned = visible;
-    for (int i = 0; i < list.count; ++i) pruned -= min(max(visible - list.entries[i] * BLOCK, 0), BLOCK);
-    return pruned;
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_forward_sm80(FORWARD_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* q_tile = reinterpret_cast<Element*>(shared_memory);
@@ -70,8 +62,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int pruned =
-                pruned_as_zero ? pruned_keys(list, first_row + m * 16 + half * 8, keys, causal_offset) : 0;
+            const int pruned = pruned_as_zero
+                                   ? pruned_keys(list, visible_keys(first_row + m * 16 + half * 8, keys, causal_offset))
+                                   : 0;
             row_max[m][half] = pruned > 0 ? 0.0f : -infinity();
             row_sum[m][half] = lane % 4 == 0 ? pruned : 0.0f;
         }

@@ -10,54 +10,21 @@ from impl.cuda.build import Kernel
 
 BLOCKS = (32, 64, 128)
 PADDED_DIMS = (32, 64, 128)
-_ROWS = 32  # queries of a step of the second backward kernel
+_ROWS = 32  # queries of a step of backward_dkdv
+
+
+def parts(block: int) -> int:
+    """Blocks of threads that share a list of a pattern of `block`."""
+    return 1
 
 
 @functools.cache
-def forward_kernel(block: int, padded_dim: int, bfloat16: bool) -> Kernel:
-    """The forward for blocks of `block` and head dims up to `padded_dim`; one block of threads per query block."""
-    block_n = min(block, 64 if padded_dim <= 64 else 32)
-    return _kernel(
-        "forward",
-        (block, padded_dim, bfloat16),
-        threads=block,
-        shared_bytes=(block + 2 * block_n) * padded_dim * 2,
-        macros=(("BLOCK_N", block_n),),
-    )
+def kernel(what: str, block: int, padded_dim: int, bfloat16: bool) -> Kernel:
+    """`what` is "forward", "backward_dq" or "backward_dkdv"; for blocks of `block` and head dims up to `padded_dim`.
 
-
-@functools.cache
-def dq_kernel(block: int, padded_dim: int, bfloat16: bool) -> Kernel:
-    """The first kernel of the backward, one block of threads per query block."""
-    keys = 16 if padded_dim > 64 else 32  # of a step
-    shared_bytes = (2 * block + 4 * keys) * padded_dim * 2
-    return _kernel("backward_dq", (block, padded_dim, bfloat16), threads=block, shared_bytes=shared_bytes)
-
-
-@functools.cache
-def dkdv_kernel(block: int, padded_dim: int, bfloat16: bool) -> Kernel:
-    """The second kernel of the backward, one block of threads per key block."""
-    sharing = 2 if padded_dim == 128 or (block, padded_dim) == (32, 64) else 1  # warps that share keys
-    elements = (2 * block + 4 * _ROWS) * padded_dim + (sharing - 1) * 2 * block * _ROWS
-    return _kernel(
-        "backward_dkdv",
-        (block, padded_dim, bfloat16),
-        threads=block * sharing,
-        shared_bytes=2 * elements + 2 * _ROWS * 8,
-        macros=(("SHARING", sharing),),
-    )
-
-
-def _kernel(
-    what: str,
-    variant: tuple[int, int, bool],
-    *,
-    threads: int,
-    shared_bytes: int,
-    macros: tuple[tuple[str, int], ...] = (),
-) -> Kernel:
-    """As many blocks per SM as 255 registers a thread and the shared memory of sm_80 allow."""
-    block, padded_dim, bfloat16 = variant
+    As many blocks per SM as 255 registers a thread and the shared memory of sm_80 allow.
+    """
+    threads, shared_bytes, macros = _SHAPES[what](block, padded_dim)
     blocks_per_sm = min(256 // threads, 164 * 1024 // (shared_bytes + 1024))
     return Kernel(
         name=f"block_sparse_{what}_sm80_b{block}_d{padded_dim}_{'bf16' if bfloat16 else 'fp16'}",
@@ -75,8 +42,22 @@ def _kernel(
     )
 
 
-ALL = tuple(
-    make(*variant)
-    for make in (forward_kernel, dq_kernel, dkdv_kernel)
-    for variant in itertools.product(BLOCKS, PADDED_DIMS, (False, True))
-)
+def _forward(block: int, padded_dim: int) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    block_n = min(block, 64 if padded_dim <= 64 else 32)
+    return block, (block + 2 * block_n) * padded_dim * 2, (("BLOCK_N", block_n),)
+
+
+def _backward_dq(block: int, padded_dim: int) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    keys = 16 if padded_dim > 64 else 32  # of a step
+    return block, (2 * block + 4 * keys) * padded_dim * 2, ()
+
+
+def _backward_dkdv(block: int, padded_dim: int) -> tuple[int, int, tuple[tuple[str, int], ...]]:
+    sharing = 2 if padded_dim == 128 or (block, padded_dim) == (32, 64) else 1  # warps that share keys
+    elements = (2 * block + 4 * _ROWS) * padded_dim + (sharing - 1) * 2 * block * _ROWS
+    return block * sharing, 2 * elements + 2 * _ROWS * 8, (("SHARING", sharing),)
+
+
+# Threads, bytes of shared memory and macros.
+_SHAPES = {"forward": _forward, "backward_dq": _backward_dq, "backward_dkdv": _backward_dkdv}
+ALL = tuple(kernel(*variant) for variant in itertools.product(_SHAPES, BLOCKS, PADDED_DIMS, (False, True)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -11,10 +13,9 @@ from impl.sparse_training.block_pattern import BlockPattern
 from impl.sparse_training.kernels import attention
 
 SOFTMAX = ["renormalised", "pruned_as_zero"]
-EMULATED = pytest.param(
-    "emulated", marks=pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
-)
-GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+emulated = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
+EMULATED = pytest.param("emulated sm_80", marks=emulated)
+GPU, GPU_SM90 = (pytest.param(name, marks=pytest.mark.gpu) for name in ("gpu", "gpu sm_90a"))  # the op; those kernels
 KERNELS = [EMULATED, GPU]
 everywhere = pytest.mark.parametrize("backend", ["reference", *KERNELS])
 
@@ -55,27 +56,33 @@ def with_gradients(function, tensors, dout):
 
 def attend(backend, tensors, dout, pattern, block, causal=False, softmax="renormalised", lengths=None, **emulation):
     """out, dq, dk, dv of `backend`, on the CPU. What kernels leave unwritten is NaN."""
-    if backend != "emulated":
-        device = "cuda" if backend == "gpu" else "cpu"
-        options = {"pattern": pattern.to(device), "block": block, "causal": causal, "softmax": softmax}
-        options["lengths"] = None if lengths is None else lengths.to(device)
-        leaves = [t.to(device) for t in tensors]
-        results = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), leaves, dout.to(device))
+    device = "cuda" if backend.startswith("gpu") else "cpu"
+    tensors, dout, pattern = [t.to(device) for t in tensors], dout.to(device), pattern.to(device)
+    lengths = None if lengths is None else lengths.to(device)
+    if backend in ("reference", "gpu"):
+        options = {"pattern": pattern, "block": block, "causal": causal, "softmax": softmax, "lengths": lengths}
+        results = with_gradients(lambda q, k, v: block_sparse_attention(q, k, v, **options), tensors, dout)
         return [t.cpu() for t in results]
 
-    def launch(kernel, grid, arguments):
-        emulator.launch(kernel, grid, arguments, **emulation)
-
+    where, arch = backend.split()
     lists = BlockPattern.of(pattern, block)
     lengths = None if lengths is None else lengths.int()
-    options = {"block": block, "causal": causal, "launch": launch}
+    options = {"block": block, "causal": causal, "launch": _launcher(where, emulation), "arch": arch}
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN
     try:
         out, lse = attention.forward(*tensors, lists.rows, lengths, softmax=softmax, **options)
         saved = (out, lse, lists.rows, lists.columns, lengths)
-        return [out, *attention.backward(dout, *tensors, *saved, **options)]
+        return [t.cpu() for t in (out, *attention.backward(dout, *tensors, *saved, **options))]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def _launcher(where, emulation):
+    if where == "emulated":
+        return functools.partial(emulator.launch, **emulation)
+    from impl.cuda.launch import launch
+
+    return launch
 
 
 def assert_gate(backend, tensors, dout, pattern, block, check_races=False, **dense):

@@ -10,12 +10,13 @@ from impl.sparse_training.api import block_sparse_attention
 from impl.sparse_training.block_pattern import BlockPattern
 from impl.sparse_training.kernels import attention
 from tests.impl.sparse_training.blocks import (
-    EMULATED,
     GPU,
+    GPU_SM90,
     KERNELS,
     SOFTMAX,
     assert_gate,
     attend,
+    emulated,
     everywhere,
     masked_dense,
     random_inputs,
@@ -39,30 +40,36 @@ def test_outputs_and_gradients_pass_the_gate(backend, softmax, causal, seqlen, b
     assert_gate(backend, [q, k, v], dout, pattern, block, causal=causal, softmax=softmax)
 
 
+@emulated
 @pytest.mark.parametrize(
-    ("block", "head_dim", "seqlen", "options"),
+    ("arch", "block", "head_dim", "seqlen", "options"),
     [
-        (32, 32, 137, {"softmax": "pruned_as_zero", "causal": True}),
-        (64, 64, 137, {"causal": True}),
-        (64, 64, 200, {"softmax": "pruned_as_zero"}),
-        (128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
-        (128, 64, 150, {}),
-        (32, 128, 70, {"softmax": "pruned_as_zero"}),
+        ("sm_80", 32, 32, 137, {"softmax": "pruned_as_zero", "causal": True}),
+        ("sm_80", 64, 64, 137, {"causal": True}),
+        ("sm_80", 64, 64, 200, {"softmax": "pruned_as_zero"}),
+        ("sm_80", 128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
+        ("sm_80", 128, 64, 150, {}),
+        ("sm_80", 32, 128, 70, {"softmax": "pruned_as_zero"}),
+        ("sm_90a", 64, 64, 137, {"causal": True}),
+        ("sm_90a", 64, 64, 200, {"softmax": "pruned_as_zero"}),
+        ("sm_90a", 128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
     ],
 )
-@pytest.mark.parametrize("backend", [EMULATED])
-def test_kernels_pass_the_gate_and_have_no_races(backend, block, head_dim, seqlen, options):
+def test_kernels_pass_the_gate_and_have_no_races(arch, block, head_dim, seqlen, options):
     q, k, v, dout = random_inputs(seqlen, heads=2, head_dim=head_dim, batch=1)
     pattern = random_pattern(seqlen, block, heads=2, density=0.7)
-    assert_gate(backend, [q, k, v], dout, pattern, block, check_races=True, **options)
+    assert_gate(f"emulated {arch}", [q, k, v], dout, pattern, block, check_races=True, **options)
 
 
 @softmaxes
 @causal_or_not
-@pytest.mark.parametrize("block", [32, 64, 128])
-@pytest.mark.parametrize("head_dim", [16, 32, 59, 64, 80, 128])
+@pytest.mark.parametrize(
+    ("backend", "block"),
+    [(name, block) for name in ("gpu", "gpu sm_90a") for block in (32, 64, 128) if (name, block) != ("gpu sm_90a", 32)],
+)
+@pytest.mark.parametrize("head_dim", [16, 59, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("backend", [GPU])
+@pytest.mark.gpu
 def test_every_kernel_on_a_gpu(backend, dtype, head_dim, block, causal, softmax):
     q, k, v, dout = random_inputs(777, heads=4, heads_kv=2, head_dim=head_dim, dtype=dtype)
     pattern, lengths = random_pattern(777, block, heads=4), torch.tensor([777, 300])
@@ -129,23 +136,35 @@ def test_blocks_that_the_causal_mask_hides_entirely(backend):
     assert not out[:, :, :32].any()
 
 
+def assert_lengths_hide_keys(backend, block, head_dim, lengths, **options):
+    """Right by the gate; what lies past the lengths, be it NaN, changes nothing; nor do other sequences."""
+    seqlen = max(lengths)
+    q, k, v, dout = random_inputs(seqlen, heads=1, head_dim=head_dim, batch=len(lengths))
+    pattern = random_pattern(seqlen, block, density=0.6)
+    results = assert_gate(backend, [q, k, v], dout, pattern, block, lengths=torch.tensor(lengths), **options)
+    for sequence, length in enumerate(lengths):
+        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
+    again = attend(backend, [q, k, v], dout, pattern, block, lengths=torch.tensor(lengths), **options)
+    alone = attend(backend, [t[:1] for t in (q, k, v)], dout[:1], pattern, block, **options)
+    for tensor, with_nan, first in zip(results, again, alone, strict=True):
+        assert torch.equal(tensor, with_nan)
+        assert torch.equal(tensor[:1], first)
+    return results
+
+
 @softmaxes
 @causal_or_not
 @everywhere
 def test_lengths_hide_whole_blocks_and_what_lies_in_them(backend, causal, softmax):
-    """Sequence 1 has no key, sequence 2 less than a block, and what is past the lengths is NaN."""
-    q, k, v, dout = random_inputs(100, heads=1, head_dim=32, batch=4)
-    pattern, lengths = random_pattern(100, 32, density=0.6), torch.tensor([100, 0, 20, 70])
-    options = {"causal": causal, "softmax": softmax}
-    results = assert_gate(backend, [q, k, v], dout, pattern, 32, lengths=lengths, **options)
-    for sequence, length in enumerate(lengths.tolist()):
-        k[sequence, :, length:] = v[sequence, :, length:] = torch.nan
-    again = attend(backend, [q, k, v], dout, pattern, 32, lengths=lengths, **options)
-    alone = attend(backend, [t[:1] for t in (q, k, v)], dout[:1], pattern, 32, **options)
-    for tensor, with_nan, first in zip(results, again, alone, strict=True):
-        assert torch.equal(tensor, with_nan)
-        assert torch.equal(tensor[:1], first)
-        assert not tensor[1].any()
+    results = assert_lengths_hide_keys(backend, 32, 32, [100, 0, 20, 70], causal=causal, softmax=softmax)
+    assert not any(tensor[1].any() for tensor in results)
+
+
+@emulated
+@softmaxes
+@pytest.mark.parametrize("block", [64, 128])
+def test_lengths_hide_keys_on_hopper(block, softmax):
+    assert_lengths_hide_keys("emulated sm_90a", block, 64, [200, 0, 70], softmax=softmax)
 
 
 @softmaxes
@@ -208,12 +227,12 @@ def test_large_activations_stay_finite_in_kernels(backend, softmax):
 @everywhere
 def test_two_runs_are_bitwise_equal(backend):
     q, k, v, dout = random_inputs(100, head_dim=32)
-    emulation = [{"seed": 1}, {"seed": 2}] if backend == "emulated" else [{}, {}]
+    emulation = [{"seed": 1}, {"seed": 2}] if backend.startswith("emulated") else [{}, {}]
     runs = [attend(backend, [q, k, v], dout, random_pattern(100, 32, density=0.7), 32, **e) for e in emulation]
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("backend", [GPU])
+@pytest.mark.parametrize("backend", [GPU, GPU_SM90])
 def test_thirty_runs_with_skewed_lists_are_bitwise_equal(backend):
     q, k, v, dout = random_inputs(4096, heads=4, head_dim=64)
     pattern = random_pattern(4096, 64, density=0.05)

@@ -1,0 +1,59 @@
+// What the Hopper kernels share. A block of threads, one warpgroup, has 64 rows of a block of the pattern in shared
+// memory and walks over the other side's kept blocks in tiles of BLOCK_N = 64 rows, which the copy engine brings two
+// ahead. 2 to 4 blocks of threads share an SM: while one does its softmax, the others multiply.
+#pragma once
+#include "attention/softmax_sm90a.cuh"
+#include "attention/tiles_sm90a.cuh"
+#include "mbarrier.cuh"
+#include "tma.cuh"
+
+constexpr int kThreads = kGroup;
+constexpr int kTileRows = BLOCK_N, kTilesPerBlock = BLOCK / kTileRows;
+constexpr int kPanelBytes = kTileRows * kRowBytes, kTileBytes = kPanels * kPanelBytes;
+
+// Place of a tile, counted from the block's first, in a ring, and the parity of its phase there.
+__device__ __forceinline__ unsigned stage_of(unsigned tile) {
+    return tile % STAGES;
+}
+
+__device__ __forceinline__ unsigned parity_of(unsigned tile) {
+    return tile / STAGES & 1;
+}
+
+// One thread asks for the tile that starts at `row`.
+__device__ __forceinline__ void load_rows(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
+                                          int head, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+        tma_load(tile + panel * kPanelBytes, map, full, panel * 64, row, head, batch);
+}
+
+// Zeros from row `first` of a tile on: what hidden keys hold, be it NaN, does not matter. All threads of
+// the block come here.
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int first) {
+    for (int i = first * 8 + threadIdx.x; i < kTileRows * 8; i += kThreads)
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            *reinterpret_cast<uint4*>(tile + panel * kPanelBytes + i * 16) = make_uint4(0, 0, 0, 0);
+    fence_async_proxy();
+}
+
+// product = a b^T of two tiles; the operands are descriptors of first panels.
+__device__ __forceinline__ void multiply_rows(float (&product)[kScores], unsigned long long a, unsigned long long b) {
+#pragma unroll
+    for (int step = 0; step < PADDED_DIM / 16; ++step) {
+        const int panel = step / 4, column = step % 4 * 32;
+        PRODUCT(shared)(product, advance_descriptor(a, panel * kPanelBytes + column),
+                        advance_descriptor(b, panel * kPanelBytes + column), step > 0);
+    }
+    wgmma_commit();
+}
+
+// sum += a b, b a tile.
+__device__ __forceinline__ void accumulate_tile(float (&sum)[kOutputs], const unsigned (&a)[kSteps][4],
+                                                unsigned long long b) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        PRODUCT(registers)(sum, a[step], advance_descriptor(b, step * 16 * kRowBytes), true);
+    wgmma_commit();
+}
