@@ -39,10 +39,10 @@ def forward(
     launch: Launch,
     arch: str = "sm_80",
 ) -> tuple[Tensor, Tensor]:
-    """`reference.forward` by the kernel written for `arch`, for tensors without `refusal`; "sm_90a" has blocks of 64 and 128.
+    """`reference.forward` by the kernel written for `arch`, for tensors without `refusal`.
 
-    `launch` runs it (impl.cuda.launch.launch, or the emulator's). Inputs whose rows do not start at multiples of 16
-    bytes are copied.
+    `launch` runs it (impl.cuda.launch.launch, or the emulator's). "sm_90a" has blocks of 64 and 128. Inputs whose rows
+    do not start at multiples of 16 bytes are copied.
     """
     head_dim = q.shape[-1]
     q, k, v = map(_loadable, (q, k, v))
