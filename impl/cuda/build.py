@@ -117,6 +117,7 @@ def _compile(kernel: Kernel, arch: str) -> tuple[bytes, str]:
         arch=arch,
         include_path=[str(kernel.file.parent), str(INCLUDE), str(_cuda_headers())],
         define_macro=[(name, str(value)) for name, value in kernel.macros] or None,
+        no_cache=True,  # NVRTC's own gives no log for a source that another of its kernels was built from
         **_OPTIONS,
     )
     log = io.StringIO()

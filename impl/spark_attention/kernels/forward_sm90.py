@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,8 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
 from impl.spark_attention.kernels import sm90
+
+_KEYS_IN_L2 = 2**22  # elements: 16 MiB with the values
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
@@ -35,16 +39,24 @@ def forward_call(
     block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, causal)
     query_tiles = -(-seqlen_q // block_m)
     tiles = query_tiles * heads * batch
+    heads_together = max(1, _KEYS_IN_L2 // (seqlen_k * padded_dim))
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
-    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // k.shape[1], causal_offset, query_tiles, tiles)
+    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // k.shape[1], batch, heads_together, causal_offset)
     arguments = [
-        TensorMap(q, block_m),
+        TensorMap(q, 64),
         TensorMap(k, block_n),
         TensorMap(v, block_n),
         out,
         lse,
+        torch.zeros(1, dtype=torch.int32, device=q.device),
         *map(np.int64, out.stride()[:3]),
-        *map(np.int32, sizes),
+        *map(np.int32, (*sizes, query_tiles, tiles)),
         np.float32(softmax_scale),
     ]
-    return kernel, (tiles, 1, 1), arguments
+    return kernel, (min(tiles, _blocks(q.device)), 1, 1), arguments
+
+
+@functools.cache
+def _blocks(device: torch.device) -> int:
+    """As many as run at once, one on each multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

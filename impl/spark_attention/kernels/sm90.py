@@ -8,16 +8,17 @@ from pathlib import Path
 from impl.cuda.build import Kernel
 from impl.spark_attention.kernels import sm80
 
-_STAGES = 2
-_BARRIER_BYTES = 8 * (2 + 4 * _STAGES)
 _CONSUMERS = {64: 3, 128: 2}  # warpgroups of 64 query rows each, by padded head dim
+_STAGES = {64: 3, 128: 2}  # tiles of keys and of values under way
 _REGISTERS = {2: (24, 240), 3: (32, 160)}  # of a producer's and a consumer's thread, by consumers
 
 
 @functools.cache
 def forward_kernel(padded_dim: int, causal: bool, bfloat16: bool) -> Kernel:
     """The forward for head dims up to `padded_dim` (64 or 128), with the tile that suits a causal mask or none."""
-    consumers, keys = _CONSUMERS[padded_dim], block_n(padded_dim, causal)
+    consumers, keys, stages = _CONSUMERS[padded_dim], block_n(padded_dim, causal), _STAGES[padded_dim]
+    q_stages = 2 if keys == 128 else 1
+    barriers = 2 * q_stages * consumers + 4 * stages
     producer_registers, consumer_registers = _REGISTERS[consumers]
     threads = 128 * (consumers + 1)
     return Kernel(
@@ -29,20 +30,23 @@ def forward_kernel(padded_dim: int, causal: bool, bfloat16: bool) -> Kernel:
             ("PADDED_DIM", padded_dim),
             ("BLOCK_N", keys),
             ("CONSUMERS", consumers),
-            ("STAGES", _STAGES),
+            ("STAGES", stages),
+            ("Q_STAGES", q_stages),
             ("BFLOAT16", int(bfloat16)),
             ("PRODUCER_REGISTERS", producer_registers),
             ("CONSUMER_REGISTERS", consumer_registers),
         ),
         threads=threads,
-        dynamic_shared_bytes=(64 * consumers + 2 * _STAGES * keys) * padded_dim * 2 + _BARRIER_BYTES,
+        dynamic_shared_bytes=(64 * q_stages * consumers + 2 * stages * keys) * padded_dim * 2
+        + 8 * barriers
+        + 4 * q_stages * consumers,
         max_registers=65536 // threads // 8 * 8,
         min_blocks_per_sm=1,
     )
 
 
 def block_m(padded_dim: int) -> int:
-    """Query rows of a block."""
+    """Query rows of a tile."""
     return 64 * _CONSUMERS[padded_dim]
 
 
