@@ -44,8 +44,8 @@ class _Level:
 def generate(count: int, seed: int) -> Split:
     """`count` samples without duplicates, the same bytes for a seed on every machine.
 
-    Only the raw output of PCG64 is used, which numpy keeps stable. An operator node has 2 to 10 arguments, each a digit with
-    probability 3/4, or at depth 10 always.
+    Only the raw output of PCG64 is used, which numpy keeps stable. An operator has 2 to 10 arguments, each a digit
+    with probability 3/4, or at depth 10 always.
     """
     bits = np.random.PCG64(seed)
     seen: dict[bytes, int] = {}

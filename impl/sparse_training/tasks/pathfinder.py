@@ -149,7 +149,7 @@ def _render(centres: np.ndarray, headings: np.ndarray, markers: np.ndarray) -> n
 def load(folder: Path) -> Split:
     """A user's `pathfinder32/curv_contour_length_14`: imgs/<b>/sample_<i>.png and metadata/<b>.npy, label in column 3.
 
-    Empty image files are skipped and counted. Raises ValueError that names the file for one of another size or a label but 0, 1.
+    Empty image files are skipped and counted. Raises ValueError that names the file for another size or label.
     """
     from PIL import Image
 
