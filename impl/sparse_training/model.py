@@ -49,18 +49,18 @@ class Encoder(nn.Module):
             nn.Linear(4 * WIDTH if pairs else WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: int64 [batch, seqlen], or [batch, 2, seqlen] for pairs; 0 is padding. Returns logits [batch, classes]."""
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits [batch, classes]. tokens: int64 [batch, seqlen], or [batch, 2, seqlen] for pairs; lengths: of each."""
         if tokens.dim() == 2:
-            return self.classifier(self.features(tokens))
-        first, second = self.features(tokens.flatten(0, 1)).unflatten(0, tokens.shape[:2]).unbind(1)
+            return self.classifier(self.features(tokens, lengths))
+        both = self.features(tokens.flatten(0, 1), lengths.flatten()).unflatten(0, tokens.shape[:2])
+        first, second = both.unbind(1)
         return self.classifier(torch.cat([first, second, first * second, first - second], -1))
 
-    def features(self, tokens: Tensor) -> Tensor:
+    def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Mean over the tokens that are no padding, [batch, WIDTH]."""
-        valid = tokens != 0
+        valid = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[:, None]
         x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[-1]])
         for layer in self.layers:
             x = layer(x, valid)
-        weight = valid.unsqueeze(-1)
-        return (self.norm(x) * weight).sum(1) / weight.sum(1).clamp(min=1)
+        return (self.norm(x) * valid[..., None]).sum(1) / lengths.clamp(min=1)[:, None]

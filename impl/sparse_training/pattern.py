@@ -19,7 +19,7 @@ SpionVariant = Literal["C", "F", "CF"]
 
 
 class LearnedPattern(nn.Module):
-    """One layer's W_P [blocks, RANK], U(0, 1) at first: W_P W_P^T learns the pooled attention map (Yoon et al. 2024)."""
+    """W_P [blocks, RANK] of one layer, U(0, 1) at first; W_P W_P^T learns the pooled map (Yoon et al. 2024)."""
 
     def __init__(self, blocks: int):
         super().__init__()
