@@ -20,11 +20,11 @@ class Layer(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, WIDTH))
         self.dropout = nn.Dropout(DROPOUT)
 
-    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         batch, seqlen, _ = x.shape
         qkv = self.project_in(self.before_attention(x)).view(batch, seqlen, 3, HEADS, WIDTH // HEADS)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        attended = self.attention(q, k, v, valid).transpose(1, 2).reshape(batch, seqlen, WIDTH)
+        attended = self.attention(q, k, v, lengths).transpose(1, 2).reshape(batch, seqlen, WIDTH)
         x = x + self.dropout(self.project_out(attended))
         return x + self.dropout(self.hidden(self.before_hidden(x)))
 
@@ -32,8 +32,8 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Classifies token sequences, or pairs of them from the features of both.
 
-    attentions: one module per layer, `attention(q, k, v, valid)` with q, k, v [batch, heads, seqlen, head_dim] and valid
-    bool [batch, seqlen], False at padding; it returns q's shape.
+    attentions: one module per layer, called with q, k, v [batch, heads, seqlen, head_dim] and lengths
+    int [batch], past which keys are padding; it returns q's shape.
     """
 
     def __init__(
@@ -62,5 +62,5 @@ class Encoder(nn.Module):
         valid = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[:, None]
         x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[-1]])
         for layer in self.layers:
-            x = layer(x, valid)
+            x = layer(x, lengths)
         return (self.norm(x) * valid[..., None]).sum(1) / lengths.clamp(min=1)[:, None]
