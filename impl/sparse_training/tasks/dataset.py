@@ -19,8 +19,8 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, first: int, last: int) -> Split:
-        return Split(self.tokens[first:last], self.lengths[first:last], self.labels[first:last], self.skipped)
+    def take(self, places: np.ndarray) -> Split:
+        return Split(self.tokens[places], self.lengths[places], self.labels[places], self.skipped)
 
     def describe(self, classes: int) -> dict[str, float | int]:
         """What a run's record keeps: sizes, label balance, lengths, duplicates, files skipped."""

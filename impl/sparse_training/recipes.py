@@ -1,0 +1,126 @@
+"""The paper's hyper-parameters by task, and where a task's samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from impl.sparse_training.tasks import images, listops, pathfinder, texts
+from impl.sparse_training.tasks.dataset import Split
+
+BYTES = 256  # tokens of grey values and of text
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One task of Yoon et al. 2024: sizes of the model, of the pattern and of the training."""
+
+    task: str
+    seqlen: int
+    vocabulary: int
+    classes: int
+    layers: int
+    block: int
+    density: float
+    flood_alpha: float  # SPION's quantile
+    batch: int
+    learning_rate: float
+    warmup_steps: int
+    steps: int
+    pairs: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.seqlen // self.block)
+
+
+LISTOPS = Recipe("listops", 2048, len(listops.WORDS), 10, 4, 64, 0.04, 0.98, 128, 8e-4, 1000, 30_000)
+PATHFINDER = Recipe("pathfinder", 1024, BYTES, 2, 2, 32, 0.05, 0.96, 512, 2e-3, 175, 10_000)
+IMAGE = Recipe("image", 1024, BYTES, 10, 2, 32, 0.05, 0.96, 512, 2e-3, 175, 10_000)
+TEXT = Recipe("text", 4096, BYTES, 2, 4, 32, 0.03, 0.99, 64, 7e-4, 80, 30_000)
+RETRIEVAL = Recipe("retrieval", 4096, BYTES, 2, 2, 64, 0.021, 0.99, 32, 5e-4, 800, 40_000, pairs=True)
+# Stand-ins with real data for machines without the downloads: their accuracies compare with each other alone.
+DIGITS = Recipe("digits", 1024, BYTES, 10, 2, 32, 0.05, 0.96, 512, 2e-3, 175, 10_000)
+MODULES = Recipe("modules", 1024, BYTES, texts.MODULES, 4, 32, 0.08, 0.96, 512, 9e-4, 80, 30_000)
+MODULE_PAIRS = Recipe("module_pairs", 1024, BYTES, 2, 2, 32, 0.05, 0.96, 32, 5e-4, 800, 40_000, pairs=True)
+RECIPES = {
+    r.task: r for r in (LISTOPS, PATHFINDER, IMAGE, TEXT, RETRIEVAL, DIGITS, MODULES, MODULE_PAIRS)
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Three splits without a sample in common."""
+
+    train: Split
+    dev: Split
+    test: Split
+    source: str  # "generated", "user's files" or "stand-in"
+
+
+def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)) -> Data:
+    """The samples of `task`. folder: a user's download, which image, text and retrieval need.
+
+    Generated samples, as many as `sizes` (train, dev, test), are kept in `cache`, a folder. Raises ValueError that says what
+    is missing or wrong, and where.
+    """
+    if task in _GENERATED and folder is None:
+        return _parts(_generated(task, sum(sizes), cache), sizes, "generated")
+    if task in _STAND_INS:
+        whole = _STAND_INS[task]()
+        held_out = len(whole) // 10
+        return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), "stand-in")
+    if folder is None:
+        stand_in = {"image": "digits", "text": "modules", "retrieval": "module_pairs"}[task]
+        raise ValueError(f"task {task} needs its download (--data FOLDER); the stand-in without one is {stand_in}")
+    return _of_user(task, folder)
+
+
+_GENERATED: dict[str, Callable[[int, int], Split]] = {"listops": listops.generate, "pathfinder": pathfinder.generate}
+_STAND_INS: dict[str, Callable[[], Split]] = {
+    "digits": images.digits,
+    "modules": texts.which_module,
+    "module_pairs": texts.same_module,
+}
+_SEED = 0  # of the generated samples; a run's seed does not change its data
+
+
+def _generated(task: str, count: int, cache: Path) -> Split:
+    path = cache / f"{task}-{count}-seed{_SEED}.npz"
+    if path.exists():
+        with np.load(path, allow_pickle=False) as kept:
+            return Split(kept["tokens"], kept["lengths"], kept["labels"])
+    split = _GENERATED[task](count, _SEED)
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial.npz")
+    np.savez_compressed(temporary, tokens=split.tokens, lengths=split.lengths, labels=split.labels)
+    temporary.replace(path)
+    return split
+
+
+def _of_user(task: str, folder: Path) -> Data:
+    source = "user's files"
+    if task == "listops":
+        return Data(*(listops.load(folder / f"basic_{name}.tsv") for name in ("train", "val", "test")), source)
+    if task == "retrieval":
+        return Data(*(texts.load_aan(folder / f"new_aan_pairs.{name}.tsv") for name in ("train", "eval", "test")), source)
+    if task == "pathfinder":
+        whole = pathfinder.load(folder)
+        held_out = len(whole) // 10
+        return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), source)
+    if task == "image":
+        train, test = images.load_cifar10(folder)
+    else:
+        train, test = texts.load_imdb(folder / "train"), texts.load_imdb(folder / "test")
+    order = np.argsort(np.random.PCG64(0).random_raw(len(train)), kind="stable")  # IMDB's files come by label
+    held_out = len(train) // 10
+    return Data(train.take(order[held_out:]), train.take(order[:held_out]), test, source)
+
+
+def _parts(whole: Split, sizes: tuple[int, int, int], source: str) -> Data:
+    first, second = sizes[0], sizes[0] + sizes[1]
+    places = np.arange(sum(sizes))
+    return Data(*(whole.take(part) for part in np.split(places, [first, second])), source)
