@@ -46,9 +46,7 @@ RETRIEVAL = Recipe("retrieval", 4096, BYTES, 2, 2, 64, 0.021, 0.99, 32, 5e-4, 80
 DIGITS = Recipe("digits", 1024, BYTES, 10, 2, 32, 0.05, 0.96, 512, 2e-3, 175, 10_000)
 MODULES = Recipe("modules", 1024, BYTES, texts.MODULES, 4, 32, 0.08, 0.96, 512, 9e-4, 80, 30_000)
 MODULE_PAIRS = Recipe("module_pairs", 1024, BYTES, 2, 2, 32, 0.05, 0.96, 32, 5e-4, 800, 40_000, pairs=True)
-RECIPES = {
-    r.task: r for r in (LISTOPS, PATHFINDER, IMAGE, TEXT, RETRIEVAL, DIGITS, MODULES, MODULE_PAIRS)
-}
+RECIPES = {r.task: r for r in (LISTOPS, PATHFINDER, IMAGE, TEXT, RETRIEVAL, DIGITS, MODULES, MODULE_PAIRS)}
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,9 @@ def _of_user(task: str, folder: Path) -> Data:
     if task == "listops":
         return Data(*(listops.load(folder / f"basic_{name}.tsv") for name in ("train", "val", "test")), source)
     if task == "retrieval":
-        return Data(*(texts.load_aan(folder / f"new_aan_pairs.{name}.tsv") for name in ("train", "eval", "test")), source)
+        return Data(
+            *(texts.load_aan(folder / f"new_aan_pairs.{name}.tsv") for name in ("train", "eval", "test")), source
+        )
     if task == "pathfinder":
         whole = pathfinder.load(folder)
         held_out = len(whole) // 10

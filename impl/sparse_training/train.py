@@ -1,53 +1,67 @@
-"""The training loop: dense phase, transition, sparse phase; a checkpoint holds all that the next step depends on."""
+"""The training loop: dense phase, transition, sparse phase. A checkpoint holds all that the next step depends on."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from impl.sparse_training.methods import Method
+from impl.sparse_training.methods import BlockSparse, Method
 from impl.sparse_training.model import Encoder
-from impl.sparse_training.pattern import Reading, TransitionMonitor
+from impl.sparse_training.pattern import LearnedPattern, Reading, TransitionMonitor, largest_blocks, pool, spion_pattern
 from impl.sparse_training.recipes import Data, Recipe
 from impl.sparse_training.tasks.dataset import Split
 
 PATTERN_LOSS = 0.01  # times layers, before the sum of the layers' losses
-CLIP = 1.0
+CLIP = 1.0  # of each gradient value
+BETAS, EPSILON = (0.9, 0.999), 1e-6
+SPION_CHANGE = 0.15
 Phase = Literal["dense", "sparse"]
 
 
 @dataclass(frozen=True)
 class StepLog:
-    """What one step leaves. Floats of the device are read when asked for, so that a step need not wait."""
+    """What one step leaves, on the device: nothing waits until it is read."""
 
     step: int
     phase: Phase
-    loss: Tensor
-    correct: Tensor  # share of the batch
-    reading: Reading | None  # of the monitor, on dense steps of a method that has one
+    loss: Tensor  # cross-entropy over the global batch
+    accuracy: Tensor
+    reading: Reading | None  # of the monitor, on the steps it saw
 
 
 class Trainer:
-    """Trains one model by one method. `seed` decides weights, order and dropout; equal trainers give equal losses."""
+    """One model, one method. `seed` decides weights, order and dropout: equal trainers give equal losses on one device.
 
-    def __init__(self, recipe: Recipe, method: Method, data: Data, device: torch.device, seed: int):
+    monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its share
+    of the global batch, `recipe.batch`, in either phase.
+    """
+
+    def __init__(
+        self, recipe: Recipe, method: Method, data: Data, device: torch.device, seed: int, monitor_every: int = 1
+    ):
+        self.recipe, self.method, self.data, self.device = recipe, method, data, device
+        self.seed, self.monitor_every = seed, monitor_every
+        self.rank, self.processes = _rank()
+        if recipe.batch % self.processes:
+            raise ValueError(f"a batch of {recipe.batch} cannot be shared by {self.processes} processes")
+        if recipe.batch > len(data.train):
+            raise ValueError(f"a batch of {recipe.batch} is more than the {len(data.train)} training samples")
         torch.manual_seed(seed)
-        self.recipe, self.method, self.data, self.device, self.seed = recipe, method, data, device, seed
-        attentions = [method.attention(recipe) for _ in range(recipe.layers)]
-        self.model = Encoder(recipe.vocabulary, recipe.seqlen, recipe.classes, attentions, recipe.pairs).to(device)
-        self.patterns = nn.ModuleList(method.pattern(recipe) for _ in attentions) if method.learns else nn.ModuleList()
-        self.patterns.to(device)
-        self.monitor = TransitionMonitor(recipe.layers, recipe.seqlen).to(device) if method.learns else None
-        self.step_number = 0
-        self.phase: Phase = "dense" if method.transitions else method.phase
+        self.attentions = [method.attention(recipe) for _ in range(recipe.layers)]
+        self.model = Encoder(recipe.vocabulary, recipe.seqlen, recipe.classes, self.attentions, recipe.pairs).to(device)
+        self.patterns = nn.ModuleList(LearnedPattern(recipe.blocks) for _ in self.attentions).to(device)
+        self.monitor = _monitor(method, recipe).to("cpu" if method.monitor_on_cpu else device)
+        self.parallel = DistributedDataParallel(self.model) if self.processes > 1 else self.model
+        self.step_number, self.phase = 0, "dense"
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
         self.optimizer = self._new_optimizer(recipe.learning_rate)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -57,3 +71,157 @@ class Trainer:
             pct_start=recipe.warmup_steps / recipe.steps,
             anneal_strategy="linear",
         )
+        if method.fixed:
+            self._set_patterns([method.fixed(recipe.blocks).to(device)] * recipe.layers)
+        torch.manual_seed(seed + self.rank)  # dropout differs between processes
+
+    def step(self) -> StepLog:
+        """One optimizer step, and the transition after it where it is due. Raises FloatingPointError for a NaN loss."""
+        watched = self.phase == "dense" and self._looks()
+        for attention in self.attentions:
+            attention.watched = watched
+        self.model.train()
+        tokens, lengths, labels = self._batch(self.data.train, self._places())
+        with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+            logits = self.parallel(tokens, lengths)
+        loss = functional.cross_entropy(logits.float(), labels)
+        maps = self._maps() if watched else None
+        self._optimize(loss + self._pattern_loss(maps))
+        log = StepLog(self.step_number, self.phase, *self._mean(loss, logits.argmax(-1) == labels), self._read(maps))
+        self.step_number += 1
+        if self.method.transition == "sat" and log.reading is not None and log.reading.settled:
+            density = self.recipe.density
+            self._go_sparse([largest_blocks(pattern().detach(), density) for pattern in self.patterns])
+        return log
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> float:
+        """Accuracy over the whole split. SPION looks at the maps here, and goes sparse when they have settled."""
+        self.model.eval()
+        looks = self.method.transition == "spion" and self.phase == "dense" and split is self.data.dev
+        for attention in self.attentions:
+            attention.watched = looks
+        right, maps = 0, torch.zeros(0)
+        for places in np.split(np.arange(len(split)), range(self.recipe.batch, len(split), self.recipe.batch)):
+            tokens, lengths, labels = self._batch(split, places)
+            with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+                right += (self.model(tokens, lengths).argmax(-1) == labels).sum()
+            if looks:
+                maps = self._maps() * len(places) / len(split) + (maps if len(maps) else 0)
+        if looks and self.monitor(maps).settled:
+            recipe = self.recipe
+            options = {"density": recipe.density, "alpha": recipe.flood_alpha}
+            self._go_sparse([spion_pattern(layer, recipe.block, "CF", **options) for layer in maps])
+        return float(right) / len(split)
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint beside `path`, then rename it: a kill leaves the last one whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".partial")
+        torch.save(self._state(), temporary)
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        """Go on where `save` was called. Raises ValueError for the checkpoint of another recipe, method or seed."""
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["of"] != self._identity():
+            raise ValueError(f"{path} is a checkpoint of {state['of']}, not of {self._identity()}")
+        if state["phase"] == "sparse":
+            self._go_sparse([pattern.to(self.device) for pattern in state["kept"]])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.step_number = state["step"]
+        torch.set_rng_state(state["generator"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["device_generator"], self.device)
+
+    def _state(self) -> dict[str, Any]:
+        sparse = [a.pattern.cpu() for a in self.attentions if isinstance(a, BlockSparse)]
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        state |= {"of": self._identity(), "phase": self.phase, "kept": sparse, "step": self.step_number}
+        state["generator"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            state["device_generator"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _identity(self) -> str:
+        return f"{self.method.name} on {self.recipe}, seed {self.seed}"
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}
+        return parts | {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
+
+    def _new_optimizer(self, learning_rate: float) -> torch.optim.AdamW:
+        parameters = [*self.model.parameters(), *self.patterns.parameters()]
+        return torch.optim.AdamW(parameters, learning_rate, BETAS, EPSILON, weight_decay=0.0)
+
+    def _looks(self) -> bool:
+        return self.method.map_every_step or (
+            self.method.transition == "sat" and self.step_number % self.monitor_every == 0
+        )
+
+    def _places(self) -> np.ndarray:
+        """This process's samples of this step: a fresh order each epoch, a function of seed and step alone."""
+        share, batch = self.recipe.batch // self.processes, self.recipe.batch
+        epoch, place = divmod(self.step_number, len(self.data.train) // batch)
+        order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.data.train))
+        first = place * batch + self.rank * share
+        return order[first : first + share]
+
+    def _batch(self, split: Split, places: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (split.tokens[places].astype(np.int64), split.lengths[places], split.labels[places])
+        return tuple(torch.from_numpy(part).to(self.device, non_blocking=True) for part in parts)
+
+    def _maps(self) -> Tensor:
+        """The averaged map of each layer, over all processes."""
+        maps = torch.stack([attention.map for attention in self.attentions])
+        if self.processes > 1:
+            distributed.all_reduce(maps, distributed.ReduceOp.AVG)
+        return maps
+
+    def _pattern_loss(self, maps: Tensor | None) -> Tensor | float:
+        if maps is None or self.method.transition != "sat":
+            return 0.0
+        losses = [p.loss(pool(layer, self.recipe.block)) for p, layer in zip(self.patterns, maps, strict=True)]
+        return PATTERN_LOSS * self.recipe.layers * sum(losses)
+
+    def _read(self, maps: Tensor | None) -> Reading | None:
+        return None if maps is None else self.monitor(maps.to(self.monitor.maps.device))
+
+    def _optimize(self, loss: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_value_([p for group in self.optimizer.param_groups for p in group["params"]], CLIP)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.phase == "dense" or not self.method.transition:
+            self.schedule.step()
+
+    def _mean(self, loss: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.stack([loss.detach(), correct.float().mean()])
+        if self.processes > 1:
+            distributed.all_reduce(both, distributed.ReduceOp.AVG)
+        return both[0], both[1]
+
+    def _go_sparse(self, patterns: list[Tensor]) -> None:
+        """The published transition: a new optimizer at half the maximum rate, which stays constant from there."""
+        self._set_patterns(patterns)
+        if self.method.transition:
+            self.optimizer = self._new_optimizer(self.recipe.learning_rate / 2)
+
+    def _set_patterns(self, patterns: list[Tensor]) -> None:
+        for attention, pattern in zip(self.attentions, patterns, strict=True):
+            attention.set_pattern(pattern)
+        self.phase = "sparse"
+
+
+def _monitor(method: Method, recipe: Recipe) -> TransitionMonitor:
+    if method.transition == "spion":
+        return TransitionMonitor(recipe.layers, recipe.seqlen, min_skewness=-math.inf, max_change=SPION_CHANGE)
+    return TransitionMonitor(recipe.layers, recipe.seqlen)
+
+
+def _rank() -> tuple[int, int]:
+    """This process and how many there are."""
+    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
