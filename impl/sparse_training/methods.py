@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from impl.sparse_training.api import block_sparse_attention
 from impl.sparse_training.block_pattern import BlockPattern
-from impl.sparse_training.pattern import largest_blocks, spion_pattern
 from impl.sparse_training.recipes import Recipe
 
 MAP_SCORES = 2**28  # of averaged_map at once: 1 GiB in float32

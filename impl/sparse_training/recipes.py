@@ -62,8 +62,8 @@ class Data:
 def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)) -> Data:
     """The samples of `task`. folder: a user's download, which image, text and retrieval need.
 
-    Generated samples, as many as `sizes` (train, dev, test), are kept in `cache`, a folder. Raises ValueError that says what
-    is missing or wrong, and where.
+    Generated samples, as many as `sizes` (train, dev, test), are kept in `cache`, a folder. Raises ValueError that
+    says what is missing or wrong, and where.
     """
     if task in _GENERATED and folder is None:
         return _parts(_generated(task, sum(sizes), cache), sizes, "generated")

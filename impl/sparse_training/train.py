@@ -41,8 +41,8 @@ class StepLog:
 class Trainer:
     """One model, one method. `seed` decides weights, order and dropout: equal trainers give equal losses on one device.
 
-    monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its share
-    of the global batch, `recipe.batch`, in either phase.
+    monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its
+    share of the global batch, `recipe.batch`, in either phase.
     """
 
     def __init__(
