@@ -1,0 +1,144 @@
+"""Training runs of a tiny model: a resumed run is the same run, at any point; phases, optimizer and data are as said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from impl.sparse_training.methods import METHODS
+from impl.sparse_training.recipes import MODULES, Data
+from impl.sparse_training.tasks.dataset import Split
+from impl.sparse_training.train import Trainer
+
+TINY = dataclasses.replace(
+    MODULES, seqlen=40, vocabulary=16, classes=3, layers=2, block=16, density=0.5, batch=8, steps=40, warmup_steps=4
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+    random = np.random.default_rng(0)
+
+    def split(count):
+        labels = random.integers(0, 3, count)
+        of_label = random.random((count, TINY.seqlen)) < 0.5  # the label shows in half of the tokens
+        tokens = random.integers(1, 16, (count, TINY.seqlen))
+        tokens = np.where(of_label, 1 + 5 * labels[:, None] + tokens % 5, tokens).astype(np.uint8)
+        lengths = random.integers(20, TINY.seqlen + 1, count).astype(np.int32)
+        tokens[np.arange(TINY.seqlen) >= lengths[:, None]] = 0
+        return Split(tokens, lengths, labels)
+
+    return Data(split(64), split(16), split(16), "random")
+
+
+def trainer(data, name, seed=0):
+    made = Trainer(TINY, METHODS[name], data, torch.device("cpu"), seed)
+    if name == "sat":  # settles within some steps at this size
+        made.monitor.min_skewness, made.monitor.max_change = -10.0, 0.3
+    if name == "spion":
+        made.monitor.max_change = 10.0
+    return made
+
+
+def losses(made, steps):
+    values = []
+    for _ in range(steps):
+        values.append(made.step().loss.item())
+        if made.step_number % 4 == 0:
+            made.evaluate(made.data.dev)
+    return values
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_resumed_run_is_the_same_run(data, tmp_path, name):
+    """T10, at every step of a run that goes through the transition where the method has one."""
+    whole = trainer(data, name)
+    expected, phases, kept = [], [], []
+    for step in range(16):
+        whole.save(tmp_path / f"{step}.pt")
+        phases.append(whole.phase)
+        expected += losses(whole, 1)
+    if METHODS[name].transition:
+        assert phases[0] == "dense"
+        assert phases[-1] == "sparse"
+    moved = phases.index("sparse") if "sparse" in phases else 8
+    for step in {1, max(1, moved - 1), moved, 13}:
+        resumed = trainer(data, name)
+        resumed.load(tmp_path / f"{step}.pt")
+        assert resumed.phase == phases[step]
+        kept.append(losses(resumed, 16 - step) == expected[step:])
+    assert all(kept)
+
+
+def test_a_sparse_checkpoint_is_evaluated_sparse_and_a_dense_one_dense(data, tmp_path):
+    """T9."""
+    made = trainer(data, "sat")
+    made.save(tmp_path / "dense.pt")
+    losses(made, 16)
+    assert made.phase == "sparse"
+    made.save(tmp_path / "sparse.pt")
+    again = trainer(data, "sat")
+    again.load(tmp_path / "sparse.pt")
+    assert [a.pattern.sum().item() for a in again.attentions] == [int(3 * 3 * 0.5)] * 2
+    assert again.evaluate(data.test) == made.evaluate(data.test)
+    again = trainer(data, "sat")
+    again.load(tmp_path / "dense.pt")
+    assert again.phase == "dense"
+
+
+def test_the_transition_takes_a_new_optimizer_at_half_the_rate(data):
+    made = trainer(data, "sat")
+    before = made.optimizer
+    losses(made, 16)
+    assert made.optimizer is not before
+    assert made.optimizer.param_groups[0]["lr"] == TINY.learning_rate / 2
+
+
+def test_two_trainers_are_equal_and_another_seed_is_not(data):
+    first, second, other = (losses(trainer(data, "dense", seed), 4) for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+def test_an_epoch_has_every_sample_once(data):
+    made = trainer(data, "dense")
+    places = []
+    for step in range(8):
+        made.step_number = step
+        places.append(made._places())
+    assert sorted(np.concatenate(places)) == list(range(64))
+    made.step_number = 8
+    assert not np.array_equal(made._places(), places[0])
+
+
+def test_it_learns(data):
+    made = trainer(data, "dense_flash")
+    values = losses(made, 40)
+    assert np.mean(values[-5:]) < np.mean(values[:5]) - 0.1
+
+
+def test_the_learned_pattern_reaches_the_attention_by_no_gradient(data):
+    ends = []
+    for name in ("sat", "dense_flash"):
+        made = trainer(data, name)
+        made.step()
+        ends.append([parameter.detach().clone() for parameter in made.model.parameters()])
+    assert all(map(torch.equal, *ends))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"batch": 65}, r"a batch of 65 is more than the 64 training samples")],
+)
+def test_sizes_that_cannot_be(data, change, message):
+    with pytest.raises(ValueError, match=message):
+        Trainer(dataclasses.replace(TINY, **change), METHODS["dense"], data, torch.device("cpu"), 0)
+
+
+def test_another_runs_checkpoint_is_refused(data, tmp_path):
+    trainer(data, "dense").save(tmp_path / "dense.pt")
+    with pytest.raises(ValueError, match=r"is a checkpoint of dense on .*, not of sat on"):
+        trainer(data, "sat").load(tmp_path / "dense.pt")
