@@ -1,4 +1,4 @@
-"""Training runs of a tiny model: a resumed run is the same run, at any point; phases, optimizer and data are as said."""
+"""Training runs of a tiny model: a resumed run is the same run at any point; phases, optimizer and data are as said."""
 
 from __future__ import annotations
 
