@@ -87,6 +87,26 @@ def curves(config: ConfigPath) -> None:
 
 
 @app.command()
+def train(
+    task: Annotated[str, typer.Option(help="listops, pathfinder, image, text, retrieval, or a stand-in: digits, ...")],
+    method: Annotated[str, typer.Option(help="sat, spion, dense, dense_flash, window, ...")],
+    data: Annotated[Path | None, typer.Option(help="folder of a download; generated tasks need none")] = None,
+    seed: Annotated[int, typer.Option(help="of weights, order and dropout")] = 0,
+    steps: Annotated[int | None, typer.Option(help="fewer than the recipe's", min=3)] = None,
+    batch: Annotated[int | None, typer.Option(help="samples a step, over all processes", min=1)] = None,
+    samples: Annotated[int, typer.Option(help="generated samples", min=150)] = 100_000,
+    monitor_every: Annotated[int, typer.Option(help="dense steps from one look at the maps to the next", min=1)] = 1,
+    results: Annotated[Path, typer.Option(help="where the run's folder is")] = Path("results/training"),
+) -> None:
+    """Train one model on one task by one method; the same command goes on with a run that was interrupted."""
+    from harness.training import TrainingRun
+    from harness.training import train as train_run
+
+    run = TrainingRun(task, method, seed, steps, batch, data, samples, monitor_every)
+    typer.echo(f"wrote {train_run(run, results)}")
+
+
+@app.command()
 def collect(config: ConfigPath) -> None:
     """Gather the panels' records into records.parquet and samples.parquet."""
     from harness.collect import collect_run

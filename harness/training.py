@@ -1,0 +1,210 @@
+"""`voltabench train`: one training run of a task by a method, with progress, a log and checkpoints that resume exactly.
+
+A folder of a run holds `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt` and, once it is done,
+`run.json`. A kill at any point costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from harness import provenance
+from harness.collect import write_atomically
+from harness.errors import ConfigError, MachineError
+from harness.lazy import lazy_import
+from harness.measure import Stop
+
+if TYPE_CHECKING:
+    from impl.sparse_training.train import StepLog, Trainer
+
+torch = lazy_import("torch")
+
+LOG_EVERY = 10  # steps: reading a loss waits for the device
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "voltabench" / "tasks"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRun:
+    """What to train. steps, batch: fewer than the recipe's, where they are given; the schedule follows the steps."""
+
+    task: str
+    method: str
+    seed: int = 0
+    steps: int | None = None
+    batch: int | None = None
+    data: Path | None = None  # folder of a user's download
+    samples: int = 100_000  # generated ones, of which 2 % each are dev and test
+    monitor_every: int = 1
+    min_skewness: float | None = None  # of the transition, instead of the paper's
+    max_change: float | None = None
+    save_every: int = 500
+    evaluate_every: int = 500
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.method}-seed{self.seed}"
+
+
+def train(run: TrainingRun, results: Path) -> Path:
+    """Train, or go on training, in results/<task>-<method>-seed<seed>, and return that folder.
+
+    Raises ConfigError for an unknown task or method, for data that is missing or wrong, and for a folder that holds
+    another run; MachineError without CUDA under torchrun.
+    """
+    from impl.sparse_training.methods import METHODS
+    from impl.sparse_training.recipes import RECIPES, load
+
+    for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, METHODS)):
+        if value not in known:
+            raise ConfigError(f"unknown {kind} {value!r}; known: {', '.join(known)}")
+    device = _join_processes()
+    changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
+    recipe = dataclasses.replace(RECIPES[run.task], **changes)
+    recipe = dataclasses.replace(recipe, warmup_steps=min(recipe.warmup_steps, recipe.steps // 3))
+    held_out = max(1, run.samples // 50)
+    try:
+        data = load(run.task, run.data, CACHE, (run.samples - 2 * held_out, held_out, held_out))
+        trainer = _trainer(run, recipe, METHODS[run.method], data, device)
+    except (ValueError, ImportError, OSError) as error:
+        raise ConfigError(f"task {run.task}: {error}") from None
+    folder = results / run.name
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        try:
+            trainer.load(checkpoint)
+        except ValueError as error:
+            raise ConfigError(f"{error}; move it away to start anew") from None
+    _Loop(run, trainer, folder).go()
+    return folder
+
+
+def _trainer(run: TrainingRun, recipe: Any, method: Any, data: Any, device: torch.device) -> Trainer:
+    from impl.sparse_training.train import Trainer
+
+    trainer = Trainer(recipe, method, data, device, run.seed, run.monitor_every)
+    if run.min_skewness is not None:
+        trainer.monitor.min_skewness = run.min_skewness
+    if run.max_change is not None:
+        trainer.monitor.max_change = run.max_change
+    return trainer
+
+
+def _join_processes() -> torch.device:
+    """The device of this process; under torchrun the GPU of its local rank."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not torch.cuda.is_available():
+        torch.distributed.init_process_group("gloo")
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class _Loop:
+    """The steps of a run, and what they leave in its folder. Only the first process writes."""
+
+    def __init__(self, run: TrainingRun, trainer: Trainer, folder: Path):
+        self.run, self.trainer, self.folder = run, trainer, folder
+        self.writes = trainer.rank == 0
+        self.began, self.first_step = time.monotonic(), trainer.step_number
+        self.peak_bytes: dict[str, int] = {}
+        if self.writes:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("steps", "evaluations"):
+                self._cut(folder / f"{name}.jsonl")
+
+    def go(self) -> None:
+        trainer, recipe = self.trainer, self.trainer.recipe
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Stop().watched() as stop, Progress(*columns, disable=not self.writes) as progress:
+            bar = progress.add_task(self.run.name, total=recipe.steps, completed=trainer.step_number)
+            while trainer.step_number < recipe.steps and not stop():
+                log = trainer.step()
+                if log.step % LOG_EVERY == 0 or trainer.phase != log.phase:
+                    progress.update(bar, description=self._log(log))
+                progress.update(bar, completed=trainer.step_number)
+                if trainer.step_number % self.run.evaluate_every == 0:
+                    self._evaluate()
+                if trainer.step_number % self.run.save_every == 0:
+                    self._save()
+            self._save()
+        if trainer.step_number == recipe.steps:
+            self._finish()
+
+    def _log(self, log: StepLog) -> str:
+        loss, accuracy = log.loss.item(), log.accuracy.item()
+        if loss != loss:
+            raise MachineError(f"{self.run.name}: the loss of step {log.step} is NaN")
+        line = {"step": log.step, "phase": log.phase, "loss": loss, "accuracy": accuracy, "seconds": self._seconds()}
+        said = f"{self.run.name} {log.phase} loss {loss:.3f} accuracy {accuracy:.3f}"
+        if log.reading is not None:
+            skewness, distance = log.reading.skewness.tolist(), log.reading.distance.tolist()
+            line |= {"skewness": skewness, "distance": [None if d != d else d for d in distance]}  # none on the first
+            said += f" skewness {min(skewness):.2f} distance {max(distance):.2g}"
+        self._append("steps", line)
+        return said
+
+    def _evaluate(self) -> None:
+        phase = self.trainer.phase
+        accuracy = self.trainer.evaluate(self.trainer.data.dev)
+        line = {"step": self.trainer.step_number, "phase": phase, "split": "dev", "accuracy": accuracy}
+        self._append("evaluations", line)
+
+    def _save(self) -> None:
+        self._note_peak()
+        if self.writes:
+            self.trainer.save(self.folder / "checkpoint.pt")
+
+    def _note_peak(self) -> None:
+        if self.trainer.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.trainer.device)
+            self.peak_bytes[self.trainer.phase] = max(peak, self.peak_bytes.get(self.trainer.phase, 0))
+            torch.cuda.reset_peak_memory_stats(self.trainer.device)
+
+    def _finish(self) -> None:
+        trainer = self.trainer
+        accuracy = trainer.evaluate(trainer.data.test)
+        if not self.writes:
+            return
+        patterns = [a.pattern.int().tolist() for a in trainer.attentions if getattr(a, "pattern", None) is not None]
+        report = {
+            **{name: str(value) for name, value in dataclasses.asdict(self.run).items()},
+            "recipe": dataclasses.asdict(trainer.recipe),
+            "source": trainer.data.source,
+            "splits": {n: getattr(trainer.data, n).describe(trainer.recipe.classes) for n in ("train", "dev", "test")},
+            "test_accuracy": accuracy,
+            "phase": trainer.phase,
+            "peak_bytes": self.peak_bytes,
+            "patterns": patterns,
+            "device_name": torch.cuda.get_device_name() if trainer.device.type == "cuda" else "cpu",
+            "commit": provenance.commit(),
+        }
+        write_atomically(self.folder / "run.json", lambda path: path.write_text(json.dumps(report) + "\n"))
+
+    def _seconds(self) -> float:
+        """Since this process began; a resumed run begins again."""
+        return round(time.monotonic() - self.began, 4)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        if self.writes:
+            with (self.folder / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _cut(self, path: Path) -> None:
+        """Drop the lines of steps that will be done again, and a line cut by a kill."""
+        kept = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                if json.loads(line)["step"] < self.first_step + (path.stem == "evaluations"):
+                    kept.append(line + "\n")
+            except ValueError:
+                break
+        write_atomically(path, lambda temporary: temporary.write_text("".join(kept)))
