@@ -1,6 +1,6 @@
 """`voltabench train`: one training run of a task by a method, with progress, a log and checkpoints that resume exactly.
 
-A folder of a run holds `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt` and, once it is done,
+The folder of a run holds `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt` and, when done,
 `run.json`. A kill at any point costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
 """
 
