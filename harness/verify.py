@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.lazy import lazy_import
@@ -87,6 +87,7 @@ class Gate:
                 plain_error = 0.0
             ulp = ulp_of_max(reference, self.dtype)
             self.expectations[name] = Expectation(reference, dtype, plain_error, ulp, factor)
+        self.expectations = _pooled(op, self.expectations)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(e.reference.shape) for name, e in self.expectations.items()}
@@ -109,6 +110,18 @@ class Gate:
                 f"{expected.plain_error:.3g} (plain {_name(self.dtype)}) and one ulp, {expected.ulp:.3g}"
             )
         return Verdict(reason, max(errors.values()), error / expected.allowance, expected.factor)
+
+
+def _pooled(op: Op, expectations: Mapping[str, Expectation]) -> dict[str, Expectation]:
+    """The expectations, with the largest plain error and ulp of their group."""
+    groups: dict[str, list[Expectation]] = {}
+    for name, expected in expectations.items():
+        groups.setdefault(op.gate_group(name), []).append(expected)
+    largest = {
+        group: {key: max(getattr(expected, key) for expected in members) for key in ("plain_error", "ulp")}
+        for group, members in groups.items()
+    }
+    return {name: replace(expected, **largest[op.gate_group(name)]) for name, expected in expectations.items()}
 
 
 def check_exact(outputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Verdict:

@@ -41,6 +41,10 @@ class Op(ABC):
     def gate_factors(self, params: Any) -> dict[str, float]:
         """By output name, how many times the plain error is allowed: 2 for outputs, 3 for gradients."""
 
+    def gate_group(self, output: str) -> str:
+        """Outputs of one group are held to the largest allowance among them. By itself, each output is a group."""
+        return output
+
     @abstractmethod
     def flops(self, params: Any) -> float:
         """Useful floating-point operations of one call (dense-equivalent for spmm)."""

@@ -39,11 +39,14 @@ def softmax(scores: Tensor, visible: Tensor | None, kept: Tensor | None, pruned_
     return scores.softmax(-1).masked_fill(~used, 0)
 
 
-def attention(inputs: Tensors, dtype: Any, mask: Mask, pruned_as_zero: bool = False) -> dict[str, Tensor]:
+def attention(
+    inputs: Tensors, dtype: Any, mask: Mask, pruned_as_zero: bool = False, row_term_of_out: bool = False
+) -> dict[str, Tensor]:
     """{"out"}, or {"dq", "dk", "dv"} when the inputs have "dout", in `dtype`.
 
     q, dout: [batch, heads, seqlen_q, head_dim]; k, v: [batch, heads_kv, seqlen_k, head_dim]. The scale is
-    head_dim**-0.5 and multiplies the product of q and k after it was rounded to `dtype`.
+    head_dim**-0.5 and multiplies the product of q and k after it was rounded to `dtype`. The gradients are autograd's,
+    or with `row_term_of_out` those of `_gradients`.
     """
     q = inputs["q"]
     group = q.shape[1] // inputs["k"].shape[1]
@@ -60,15 +63,28 @@ def attention(inputs: Tensors, dtype: Any, mask: Mask, pruned_as_zero: bool = Fa
         with torch.set_grad_enabled(backward):
             qc, kc, vc = (t.detach().requires_grad_(backward) for t in leaves)
             scores = qc @ kc.transpose(-1, -2) * q.shape[-1] ** -0.5
-            out = softmax(scores, *mask(heads, rows), pruned_as_zero) @ vc
+            probabilities = softmax(scores, *mask(heads, rows), pruned_as_zero)
+            out = probabilities @ vc
         if not backward:
             results["out"][of_heads, of_rows] = out
             continue
-        dq, dk, dv = torch.autograd.grad(out, (qc, kc, vc), flat["dout"][of_heads, of_rows].to(dtype))
+        dout = flat["dout"][of_heads, of_rows].to(dtype)
+        if row_term_of_out:
+            dq, dk, dv = _gradients(dout, qc.detach(), kc.detach(), vc.detach(), out.detach(), probabilities.detach())
+        else:
+            dq, dk, dv = torch.autograd.grad(out, (qc, kc, vc), dout)
         results["dq"][of_heads, of_rows] = dq
         results["dk"][of_heads] += dk
         results["dv"][of_heads] += dv
     return {name: _sum_groups(t.unflatten(0, q.shape[:2]), inputs, name) for name, t in results.items()}
+
+
+def _gradients(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv by the formula of fused kernels: the row term of the softmax's gradient, sum(p dp), is taken as
+    sum(dout out), from the rounded output (Dao et al., 2022, section 3)."""
+    row_term = (dout * out).sum(-1, keepdim=True, dtype=torch.promote_types(out.dtype, torch.float32))
+    ds = (p * (dout @ v.mT - row_term) * q.shape[-1] ** -0.5).to(q.dtype)
+    return ds @ k, ds.mT @ q, p.mT @ dout
 
 
 def _chunks(q_shape: Any, seqlen_k: int, dtype: Any) -> Iterator[tuple[range, range]]:

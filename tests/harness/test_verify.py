@@ -27,6 +27,28 @@ class Known:
     def gate_factors(self, params: Any) -> dict[str, float]:
         return {"y": 2.0}
 
+    def gate_group(self, output: str) -> str:
+        return output
+
+
+class Layers(Known):
+    """Outputs a.0 and a.1, which share an allowance, and b."""
+
+    def __init__(self) -> None:
+        self._errors = {"a.0": 0.25, "a.1": 2.0**-6, "b": 2.0**-6}
+
+    def reference(self, params: Any, inputs: Any) -> dict[str, torch.Tensor]:
+        return {name: torch.ones(1, dtype=torch.float64) for name in self._errors}
+
+    def plain(self, params: Any, inputs: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor([1 + error], dtype=torch.float16) for name, error in self._errors.items()}
+
+    def gate_factors(self, params: Any) -> dict[str, float]:
+        return dict.fromkeys(self._errors, 3.0)
+
+    def gate_group(self, output: str) -> str:
+        return output[0]
+
 
 def known_gate(reference: list[float], plain: list[float], in_float32: list[float] | None = None) -> Gate:
     half = torch.tensor(plain, dtype=torch.float16)
@@ -45,6 +67,16 @@ def test_ulp_is_the_distance_to_the_next_number(dtype: torch.dtype) -> None:
         value = torch.tensor(1.37 * 2.0**exponent, dtype=dtype)
         neighbour = torch.nextafter(value, torch.tensor(math.inf, dtype=dtype))
         assert ulp_of_max(value.double(), dtype) == float(neighbour.double() - value.double())
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [("a.0", True), ("a.1", True), ("b", False)])
+def test_a_group_is_held_to_its_largest_allowance(wrong: str, passes: bool) -> None:
+    gate = Gate(Layers(), SimpleNamespace(dtype="float16"), {})
+    outputs = {name: torch.ones(1, dtype=torch.float16) for name in ("a.0", "a.1", "b")}
+    outputs[wrong] += 0.7
+    assert gate.check(outputs).passed == passes
+    outputs["a.1"] += 0.8 - 0.7 * (wrong == "a.1")
+    assert not gate.check(outputs).passed
 
 
 def test_allowance_is_a_multiple_of_the_plain_error() -> None:

@@ -9,9 +9,10 @@ import torch
 from pydantic import ValidationError
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.contender import Target, discover
 from harness.ops import OPS, transformer
 from harness.ops.calls import training_call
-from harness.ops.training_step import MODELS, split
+from harness.ops.training_step import MODELS, Shape, split
 from harness.ops.transformer import Training, Transformer, with_weights
 from harness.verify import Gate
 
@@ -123,6 +124,23 @@ def test_a_step_with_a_learning_rate_learns():
     assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.parametrize("name", ["unfused_fp16", "sdpa_flash", "spark_attention"])
+def test_a_right_attention_passes_in_deep_layers_too(name, deep):
+    """Where tokens have grown alike, what a fused backward rounds in its row term shows in dq and dk."""
+    case, inputs, gate = deep
+    verdict = gate.check(discover()["training_step"][name].prepare(case, inputs, Target("cpu", "a CPU")).run())
+    assert verdict.passed, verdict.reason
+
+
+@pytest.fixture(scope="module")
+def deep():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "tiny_encoder", Shape(10, 64, 2, 256, causal=False))
+        case = params(seqlen=160)
+        inputs = OP.inputs(case, "cpu")
+        yield case, inputs, Gate(OP, case, inputs)
+
+
 class Scaled(torch.autograd.Function):
     """The identity whose gradient is multiplied."""
 
@@ -152,6 +170,15 @@ def gated():
     case = params("tiny_decoder", batch=1, seqlen=48)
     inputs = OP.inputs(case, "cpu")
     return case, inputs, Gate(OP, case, inputs)
+
+
+def test_layers_share_an_allowance(gated):
+    _, _, gate = gated
+    limits = {name: expected.limit for name, expected in gate.expectations.items()}
+    assert len({OP.gate_group(name) for name in limits}) == 18
+    for part in "qkv":
+        assert limits[f"d blocks.0.qkv.weight.{part}"] == limits[f"d blocks.1.qkv.weight.{part}"]
+    assert limits["d blocks.0.qkv.weight.q"] != limits["d blocks.0.qkv.weight.v"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
