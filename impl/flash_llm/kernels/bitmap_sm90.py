@@ -21,6 +21,7 @@ _WARPS = 8
 _TILE_M = BLOCK_ROWS * _WARPS
 _STAGES = 2
 _X_STAGES = 2
+_BLOCKS_PER_SM = 2  # for which registers are kept
 _BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block
 _NOMINAL_LINES = 27  # of the longest block, about 80 % zeros: what KERNELS and their reports show
 
@@ -31,36 +32,33 @@ def _shared_bytes(tile_n: int, stage_lines: int) -> int:
     return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + barriers
 
 
-def _spmm_kernel(tile_n: int, blocks_per_sm: int, max_registers: int, unroll: int) -> Kernel:
+def _spmm_kernel(tile_n: int, unroll: int) -> Kernel:
     macros = {
         "TILE_N": tile_n,
         "WARPS": _WARPS,
         "STAGES": _STAGES,
         "X_STAGES": _X_STAGES,
         "UNROLL": unroll,
-        "MIN_BLOCKS_PER_SM": blocks_per_sm,
+        "MIN_BLOCKS_PER_SM": _BLOCKS_PER_SM,
     }
     return Kernel(
-        name=f"flash_llm_bitmap_sm90a_n{tile_n}_b{blocks_per_sm}",
+        name=f"flash_llm_bitmap_sm90a_n{tile_n}",
         file=Path(__file__).parent / "bitmap_sm90a.cu",
         entry="bitmap_spmm_sm90a",
         arch="sm_90a",
         macros=tuple(macros.items()),
         threads=32 * _WARPS,
         dynamic_shared_bytes=_shared_bytes(tile_n, _NOMINAL_LINES),
-        max_registers=max_registers,
-        min_blocks_per_sm=blocks_per_sm,
+        max_registers=128,
+        min_blocks_per_sm=_BLOCKS_PER_SM,
     )
 
 
-# By the width of the tile and the blocks on an SM, for which registers are kept.
-SPMM = {
-    (8, 3): _spmm_kernel(8, blocks_per_sm=3, max_registers=80, unroll=1),
-    (8, 2): _spmm_kernel(8, blocks_per_sm=2, max_registers=128, unroll=2),
-    (16, 3): _spmm_kernel(16, blocks_per_sm=3, max_registers=80, unroll=1),
-    (16, 2): _spmm_kernel(16, blocks_per_sm=2, max_registers=128, unroll=2),
-    (32, 2): _spmm_kernel(32, blocks_per_sm=2, max_registers=128, unroll=1),
-    (64, 2): _spmm_kernel(64, blocks_per_sm=2, max_registers=128, unroll=1),
+SPMM = {  # by the width of the tile; two lines in flight are too many registers for the wider ones
+    8: _spmm_kernel(8, unroll=2),
+    16: _spmm_kernel(16, unroll=2),
+    32: _spmm_kernel(32, unroll=1),
+    64: _spmm_kernel(64, unroll=1),
 }
 
 
@@ -97,19 +95,17 @@ class SharedPlan:
 def choose_plan(problem: Problem, device: Device, split_k: int | None = None) -> SharedPlan:
     """The plan of a product on `device`.
 
-    The narrowest tile that holds n, or the widest, and of its kernels the one that puts most blocks on an SM. There
-    are as many blocks as the GPU holds at once; `split_k` overrides that: so many for each tile, 1 to the number of
-    segments in k. Raises ValueError beyond that.
+    The narrowest tile that holds n, or the widest, and as many blocks as the GPU holds at once. `split_k` overrides
+    that: so many blocks for each tile, 1 to the number of segments in k. Raises ValueError beyond that.
     """
-    tile_n = next((width for width, _ in SPMM if width >= problem.n), 64)
+    tile_n = next((width for width in SPMM if width >= problem.n), max(SPMM))
     shared_bytes = _shared_bytes(tile_n, problem.longest)
     tiles = -(-problem.m // _TILE_M)
     segments = Bitmap.grid(problem.m, problem.k)[1]
     check_split_k(split_k, segments, problem.k)
-    fitting = device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD)
-    resident = {min(fitting, held): kernel for (width, held), kernel in SPMM.items() if width == tile_n}
-    kernel = dataclasses.replace(resident[max(resident)], dynamic_shared_bytes=shared_bytes)
-    blocks = tiles * split_k if split_k else min(tiles * segments, device.sm_count * max(resident))
+    resident = min(_BLOCKS_PER_SM, device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD))
+    kernel = dataclasses.replace(SPMM[tile_n], dynamic_shared_bytes=shared_bytes)
+    blocks = tiles * split_k if split_k else min(tiles * segments, device.sm_count * resident)
     return SharedPlan(kernel, _TILE_M, tile_n, blocks, -(-blocks // tiles), problem.longest)
 
 

@@ -26,6 +26,8 @@ namespace {
 constexpr int X_ROW_BYTES = TILE_N * 2;
 constexpr int X_PATTERN_BYTES = 8 * X_ROW_BYTES;
 constexpr int X_BYTES = SEGMENT * X_ROW_BYTES;
+constexpr int IN_FLIGHT = UNROLL == 1 ? 0 : 1;  // lines of products: without unrolling all take the same registers
+constexpr int WINDOW = 31;                      // blocks of W, of which a warp's lanes know where they lie
 
 struct Control {
     unsigned long long w_full[STAGES][WARPS], x_full[X_STAGES], x_empty[X_STAGES];
@@ -77,7 +79,7 @@ __device__ __forceinline__ void multiply(Sums& sum, const unsigned char* column,
             for (int i = 0; i < ROW_FRAGMENTS; ++i) wgmma_registers_f16(sum[i], a[step][i], b, true);
         }
         wgmma_commit();
-        wgmma_wait<1>();  // the products of the line before: its registers are free again
+        wgmma_wait<IN_FLIGHT>();  // the registers of the line before, which the next one takes, are free again
     }
     wgmma_wait<0>();
 #pragma unroll
@@ -159,27 +161,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
     const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
     int tile = begin / segments, segment = begin % segments;
 
-    // What one lane of each warp asks for. Where a block of W lies is read a unit ahead of its copy.
+    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
     int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
-    int from, to;
-    const auto find = [&] {
-        const bool live = w_row * WARP_ROWS < m;
-        const int* const bounds = offsets + (live ? static_cast<long long>(w_row) * segments + w_segment : 0);
-        from = bounds[0];
-        to = live ? bounds[1] : from;
+    int window = 0, known = 0, left = 0;  // of the window
+    const auto fetch_w = [&](int stage) {
+        if (left == 0) {
+            left = min(WINDOW, segments - w_segment);
+            known = left;
+            const long long block = static_cast<long long>(w_row) * segments + w_segment;
+            window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
+        }
+        const int from = __shfl_sync(0xffffffffu, window, known - left);
+        const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * LINE;
+        if (lane == 0 && bytes > 0) {
+            unsigned long long* const full = &control.w_full[stage][warp];
+            mbarrier_arrive_expect(full, bytes);
+            bulk_load(w_stages + stage * w_bytes, lines + static_cast<long long>(from) * LINE, bytes, full);
+        }
+        --left;
         if (++w_segment == segments) {
             w_segment = 0;
             w_row += WARPS;
         }
-    };
-    const auto fetch_w = [&](int stage, bool more) {
-        if (to > from) {
-            unsigned long long* const full = &control.w_full[stage][warp];
-            const unsigned bytes = (to - from) * LINE;
-            mbarrier_arrive_expect(full, bytes);
-            bulk_load(w_stages + stage * w_bytes, lines + static_cast<long long>(from) * LINE, bytes, full);
-        }
-        if (more) find();
     };
     const auto fetch_x = [&](int stage) {
         mbarrier_arrive_expect(&control.x_full[stage], X_BYTES);
@@ -187,12 +190,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
                  0, 0);
         if (++x_segment == segments) x_segment = 0;
     };
-    if (lane == 0) {
-        find();
-        for (int i = 0; i < STAGES && i < end - begin; ++i) fetch_w(i, i + 1 < end - begin);
-        for (int i = 0; warp == 0 && i < X_STAGES - 1 && i < end - begin; ++i) fetch_x(i);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < X_STAGES - 1 && i < end - begin; ++i) fetch_x(i);
     }
     __syncwarp();
+    for (int i = 0; i < STAGES && i < end - begin; ++i) fetch_w(i);
 
     const Constants constants(gridDim.z);  // 1
     const unsigned long long x_descriptor = matrix_descriptor<X_ROW_BYTES>(x_stages, X_PATTERN_BYTES, X_PATTERN_BYTES);
@@ -211,11 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
         mbarrier_wait(&control.x_full[x_place.stage], x_place.parity);
         multiply(sum, w_stages + w_place.stage * w_bytes + lane * 4,
                  advance_descriptor(x_descriptor, x_place.stage * X_BYTES), active, constants);
-        if (lane == 0) {
-            mbarrier_arrive(&control.x_empty[x_place.stage]);
-            if (unit + STAGES < end) fetch_w(w_place.stage, unit + STAGES + 1 < end);
-        }
-        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&control.x_empty[x_place.stage]);
+        if (unit + STAGES < end) fetch_w(w_place.stage);
         w_place.advance();
         x_place.advance();
         if (++segment == segments || unit + 1 == end) {
