@@ -6,12 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, page
+from harness.figures.panels import MOST_PANELS, drawn, facets, legend, line, log_scale, page
 from harness.figures.run import Run
 from harness.figures.spmm import random_only, side_by_side, spmm_rows
 from harness.figures.style import BLACK
 
 TITLE = "SpMM, time by share of zeros (lower is better)"
+TYPICAL_N = 16  # shown alone where there are more panels than fit
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -26,9 +27,12 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     shown = rows.assign(zeros=rows["sparsity"] * 100, us=rows["cold_median_s"] * 1e6, floor_us=rows["floor_s"] * 1e6)
-    panels = facets(shown, ["layer", "n"], ["experiment", "dtype"])
+    panels, title = facets(shown, ["layer", "n"], ["experiment", "dtype"]), TITLE
+    if len(panels) > MOST_PANELS and (shown["n"] == TYPICAL_N).any():
+        shown, title = shown[shown["n"] == TYPICAL_N], f"{TITLE}; other N are in the CSV"
+        panels = facets(shown, ["layer", "n"], ["experiment", "dtype"])
     labels = {"xlabel": "zeros, %", "ylabel": "time, us"}
-    figure, cells = page(panels, run, TITLE, columns=side_by_side(rows), height=1.45, **labels)
+    figure, cells = page(panels, run, title, columns=side_by_side(shown), height=1.45, **labels)
     series = drawn(rows, "cold_median_s", run)
     for ax, group in cells:
         for place, (contender, look) in enumerate(series.items()):

@@ -12,10 +12,9 @@ from matplotlib.lines import Line2D
 
 from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line
 from harness.figures.run import Run
-from harness.figures.spmm import nothing, over, random_only, spmm_rows, without_baseline
+from harness.figures.spmm import over, random_only, spmm_rows
 from harness.figures.style import BLACK, GREY
 
-__all__ = ["TITLE", "nothing", "plot", "table"]
 TITLE = "SpMM, geometric mean of the speed-up over the layers"
 DECODING = (8, 16, 32)  # the widths of the paper, also taken together
 _CASE = ["experiment", "dtype", "layer", "n", "sparsity"]
@@ -63,8 +62,13 @@ def _means(rows: pd.DataFrame) -> pd.DataFrame:
     return found.assign(missing=found["missing"].where(found["speedup"].isna(), ""))
 
 
+def nothing(rows: pd.DataFrame, run: Run) -> str | None:
+    ours = _ours(rows)
+    return run.explain(ours, "speed-ups") if ours["speedup"].isna().all() else None
+
+
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
-    compared = without_baseline(rows)
+    compared = _ours(rows)
     widths = pd.Categorical("N=" + compared["columns"], "N=" + compared["columns"].unique(), ordered=True)
     panels = facets(compared.assign(width=widths), ["width"], ["experiment", "dtype"])
     labels = {"xlabel": "zeros, %", "ylabel": f"speed-up over\n{over(rows, run)}"}
@@ -87,3 +91,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     extra.append(Line2D([], [], color=BLACK, label="bytes of dense / of the format", **_BOUND))
     legend(figure, compared[~compared["contender"].isin(_CHOICES)], series, "line", extra=extra)
     return figure
+
+
+def _ours(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["role"] == "ours"]

@@ -81,15 +81,13 @@ class SparseLinear(nn.Module):
     ) -> None:
         """Take W in the format that the state dict has, before the module's own loading takes what has its names."""
         found = [kind for kind in FORMATS if f"{prefix}{kind}_data" in state_dict]
-        errors = rest[-1]
+        errors, device = rest[-1], self.weight.device
         if len(found) > 1:
             errors.append(f"{prefix}: W in several formats, {', '.join(found)}; one is right")
-        elif found:
-            parts = [state_dict.get(f"{prefix}{found[0]}_{name}") for name in ("data", "offsets")]
+        elif found and f"{prefix}{found[0]}_offsets" in state_dict:
+            parts = [state_dict[f"{prefix}{found[0]}_{name}"].to(device) for name in ("data", "offsets")]
             try:
-                if parts[1] is not None:
-                    shape = (self.out_features, self.in_features)
-                    self._hold(FORMATS[found[0]](*parts, shape).to(getattr(self, f"{self.kind}_data").device))
+                self._hold(FORMATS[found[0]](*parts, (self.out_features, self.in_features)))
             except (TypeError, ValueError) as error:
                 errors.append(f"{prefix}{found[0]}: {error}")
                 return

@@ -242,6 +242,7 @@ def test_emulated_kernels_are_not_timed(tmp_path):
     emulated = {"backend": "emulated", "reason": "emulated", "cold_median_s": None, "tflops": None, "speedup": None}
     records = [r.model_copy(update=emulated if r.role == "ours" else {}) for r in synthetic.cpu_records()]
     run = synthetic.run_of(records, tmp_path)
+    assert any("no speed-ups" in text for text in texts(render(run, "spmm_means")[1]))
     for name in ("attention_forward", "spmm_speedup"):
         rows, figure = render(run, name)
         assert set(rows.loc[rows["role"] == "ours", "missing"]) == {"not timed"}
@@ -357,6 +358,14 @@ def spmm_run(folder, seconds):
                     record.conversion_s, record.tuning = 1e-2 * n / 16, '{"format_by_rule": "bitmap"}'
                 records.append(record)
     return synthetic.run_of(synthetic.with_speedups(records, "cublas"), folder)
+
+
+def test_times_of_many_layers_are_shown_at_one_width(tmp_path):
+    shapes = tuple((128 * i, 256) for i in range(1, 8))
+    records = synthetic.spmm(synthetic.Maker("cuda"), shapes, (8, 16, 32), (0.7, 0.8))
+    rows, figure = render(synthetic.run_of(records, tmp_path), "spmm_latency")
+    assert [ax.get_title() for ax in panels(figure)] == [f"{m}x{k}, N=16" for m, k in shapes]
+    assert set(rows["n"]) == {8, 16, 32}
 
 
 def test_a_conversion_is_paid_back_by_what_the_multiplications_save(tmp_path):

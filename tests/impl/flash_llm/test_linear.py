@@ -148,7 +148,15 @@ def test_a_gradient_is_refused_and_no_grad_is_not(kind):
     assert not list(sparse.parameters())
 
 
-@pytest.mark.parametrize("rows", [3, 2000])
+@pytest.mark.parametrize("rows", [3, 300])
+def test_autocast_casts_x(kind, rows):
+    sparse, x = SparseLinear.from_linear(dense_layer(), kind), torch.randn(rows, 100)
+    with torch.autocast("cpu", torch.float16):
+        y = sparse(x)
+    assert torch.equal(y, sparse(x.half()))
+
+
+@pytest.mark.parametrize("rows", [3, 300])
 def test_compiles_whole(kind, rows):
     sparse, x = SparseLinear.from_linear(dense_layer(), kind), torch.randn(rows, 100).half()
     compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
@@ -156,7 +164,7 @@ def test_compiles_whole(kind, rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [3, 2000])
+@pytest.mark.parametrize("rows", [3, 300])
 def test_in_a_cuda_graph(kind, rows):
     layer = dense_layer(1000, 3000)
     sparse, x = SparseLinear.from_linear(layer, kind).cuda(), torch.randn(rows, 3000).half().cuda()
