@@ -86,6 +86,8 @@ class Cell:
         self._take_card_state()
         if self.timer.host_bound:
             self.add_note("a call waits for the host in itself: its times include the host's")
+        if self.timer.cold_replays:
+            self.add_note("cold samples replay a CUDA graph: one call has more launches than CUDA's queue holds")
         if not cold or not hot:
             self.end("unstable", f"no sample accepted: the card was slowed in every round ({record.throttled})")
             return

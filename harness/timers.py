@@ -33,6 +33,7 @@ CPU_FLUSH_BYTES = 2**26  # at most; CPU times are for smoke runs and need not co
 SPIN_HZ = 2e9  # cycles of torch.cuda._sleep per second, at most; a slower clock only spins longer
 SPIN_LIMIT_S = 0.05  # a call that needs more to stay ahead of the device waits for the host in itself
 QUEUE_S = 4e-3  # host time of what is enqueued at once: CUDA's launch queue holds about 1,000 launches of 4 us
+REPLAY_S = 3e-5  # host time of a graph's replay
 LOAD_CHUNK_S = 5e-3
 
 
@@ -41,6 +42,7 @@ class Timer(Protocol):
 
     hot_method: str
     host_bound: bool  # a call waits for the host in itself, so that its times include the host's
+    cold_replays: bool  # cold samples replay a graph of the call
     cold_sample_s: float  # estimated wall time of one cold sample, flush included
     hot_sample_s: float  # estimated wall time of one hot sample
 
@@ -59,7 +61,7 @@ class CpuTimer:
     """perf_counter around calls; the caches are flushed by writing a buffer."""
 
     hot_method = "loop"
-    host_bound = False
+    host_bound = cold_replays = False
 
     def __init__(self, run: Run, flush: Tensor):
         self._run, self._flush = run, flush
@@ -112,6 +114,7 @@ class CudaTimer:
     """CUDA events around calls on the current stream.
 
     `graph_pool`: memory shared by the graphs of one case, or None where the call is not to be captured.
+    A call of more launches than CUDA's queue holds cannot be enqueued whole: cold samples then replay its graph too.
     Raises CaptureFailed when the call turns out not to be capturable.
     """
 
@@ -130,8 +133,12 @@ class CudaTimer:
         else:  # as many as the host can enqueue behind one spin
             self._repeats = _calls_in(BACKLOG_SAMPLE_S, self._call_s, most=max(1, int(SPIN_LIMIT_S / 4 / host_s)))
         self.hot_sample_s = self._repeats * self._graph_calls * self._call_s
+        self.cold_replays = self._graph is not None and self._graph_calls == 1 and host_s > QUEUE_S
         # Host time to enqueue one sample; raised whenever the device catches up with the host.
-        self._host_s = {"cold": host_s, "hot": self._repeats * (3e-5 if self._graph else host_s)}
+        self._host_s = {
+            "cold": REPLAY_S if self.cold_replays else host_s,
+            "hot": self._repeats * (REPLAY_S if self._graph else host_s),
+        }
 
     @property
     def host_bound(self) -> bool:
@@ -146,7 +153,7 @@ class CudaTimer:
     def cold(self, count: int) -> list[float]:
         def sample() -> tuple[Any, Any]:
             self._flush.zero_()
-            return _between_events(self._run)
+            return _between_events(self._graph.replay if self.cold_replays else self._run)
 
         return self._batch("cold", sample, count)
 

@@ -152,6 +152,21 @@ def test_nothing_is_submitted_while_samples_run(
         assert not gpu.disturbed
 
 
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_call_of_more_launches_than_the_queue_holds_is_replayed_cold(gpu: SimulatedGpu, captured: bool) -> None:
+    call = Call(gpu, 1e-5, host_s=3e-5, kernels=1000)  # the host needs three times as long as the device
+    timer = CudaTimer(call, gpu.flush, "pool" if captured else None)
+    assert timer.cold_replays == captured
+    calls = call.calls
+    cold = timer.cold(10)
+    if captured:
+        assert cold == pytest.approx([1000 * 1e-5] * 10, rel=0.001)
+        assert call.calls == calls
+        assert not timer.host_bound
+    else:
+        assert len(cold) == 10
+
+
 def test_a_host_that_slows_down_later_is_caught_up_with(gpu: SimulatedGpu) -> None:
     call = Call(gpu, 1e-5)
     timer = CudaTimer(call, gpu.flush, None)
