@@ -31,7 +31,7 @@ constexpr int WINDOW = 31;                      // blocks of W, of which a warp'
 
 struct Control {
     unsigned long long w_full[STAGES][WARPS], x_full[X_STAGES], x_empty[X_STAGES];
-    int last;  // whether this block is the last of its tile's
+    int last[2];  // whether this block is the last of its first and of its last tile's
 };
 
 // Units 0 to `units`, of which each block has an equal share, the first blocks one more.
@@ -92,31 +92,22 @@ __device__ __forceinline__ float4* part_of(float* partials, int block, bool seco
     return reinterpret_cast<float4*>(partials + index * (TILE_ROWS * TILE_N)) + threadIdx.x;
 }
 
-// Hands the sums of a tile's part to the tile's last block, which returns true with the tile's sums in order.
-__device__ __forceinline__ bool combine(Sums& sum, float* partials, int* counter, Control& control,
-                                        const Shares& shares, int tile, int segments) {
-    const int begin = tile * segments;
-    const int first = shares.owner(begin), last = shares.owner(begin + segments - 1);
-    if (first == last) return true;
-    float4* const out = part_of(partials, blockIdx.x, shares.begin(blockIdx.x) < begin);
+// Leaves the sums of a part for the tile's last block.
+__device__ __forceinline__ void leave(const Sums& sum, float4* part) {
 #pragma unroll
     for (int i = 0; i < TILE_N / 4; ++i) {
         const float* from = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
-        out[i * THREADS] = make_float4(from[0], from[1], from[2], from[3]);
+        part[i * THREADS] = make_float4(from[0], from[1], from[2], from[3]);
     }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        control.last = atomicAdd(counter, 1) == last - first;
-        if (control.last) *counter = 0;  // as the next launch wants it
-    }
-    __syncthreads();
-    if (!control.last) return false;
-    __threadfence();
+}
+
+// The sums of a tile: those of blocks `first` to `last`, in their order.
+__device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares& shares, int first, int last,
+                                        int tile_begin) {
 #pragma unroll
     for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
     for (int block = first; block <= last; ++block) {
-        const float4* const in = part_of(partials, block, shares.begin(block) < begin);
+        const float4* const in = part_of(partials, block, shares.begin(block) < tile_begin);
 #pragma unroll
         for (int i = 0; i < TILE_N / 4; ++i) {
             const float4 part = in[i * THREADS];
@@ -127,7 +118,6 @@ __device__ __forceinline__ bool combine(Sums& sum, float* partials, int* counter
             to[3] += part.w;
         }
     }
-    return true;
 }
 
 }  // namespace
@@ -146,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
     Control& control = *reinterpret_cast<Control*>(x_stages + X_STAGES * X_BYTES + WARPS * STAGES * w_bytes);
 
     if (threadIdx.x == 0) {
+        tma_prefetch_map(&x_map);
         for (int stage = 0; stage < STAGES; ++stage)
             for (int i = 0; i < WARPS; ++i) mbarrier_init(&control.w_full[stage][i], 1);
         for (int stage = 0; stage < X_STAGES; ++stage) {
@@ -218,14 +209,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
         w_place.advance();
         x_place.advance();
         if (++segment == segments || unit + 1 == end) {
-            if (combine(sum, partials, counters + blockIdx.y * tiles + tile, control, shares, tile, segments)) {
+            const int tile_begin = tile * segments;
+            if (tile_begin >= begin && tile_begin + segments <= end) {
                 each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, blockIdx.y * TILE_N,
                           PairWriter<unsigned short>{y, m, n});
+            } else {
+                leave(sum, part_of(partials, blockIdx.x, begin < tile_begin));
             }
 #pragma unroll
             for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
             segment = 0;
             ++tile;
         }
+    }
+
+    // Of the tiles that this block has only a part of, its first and its last one, it finishes those that it comes to
+    // last of all their blocks.
+    __threadfence();
+    __syncthreads();
+    const int ends[2] = {begin / segments, (end - 1) / segments};
+    const auto blocks_of = [&](int of, int& first, int& last) {
+        const int tile_begin = ends[of] * segments;
+        first = shares.owner(tile_begin);
+        last = shares.owner(tile_begin + segments - 1);
+        return first < last && (of == 0 || ends[0] < ends[1]);
+    };
+    if (threadIdx.x < 2) {
+        int first, last;
+        const int of = threadIdx.x;
+        bool is_last = false;
+        if (blocks_of(of, first, last)) {
+            int* const counter = counters + blockIdx.y * tiles + ends[of];
+            is_last = atomicAdd(counter, 1) == last - first;
+            if (is_last) *counter = 0;  // as the next launch wants it
+        }
+        control.last[of] = is_last;
+    }
+    __syncthreads();
+    __threadfence();
+#pragma unroll 1
+    for (int of = 0; of < 2; ++of) {
+        if (!control.last[of]) continue;
+        int first, last;
+        blocks_of(of, first, last);
+        collect(sum, partials, shares, first, last, ends[of] * segments);
+        each_pair(reinterpret_cast<const Accumulators&>(sum), ends[of] * TILE_ROWS, blockIdx.y * TILE_N,
+                  PairWriter<unsigned short>{y, m, n});
     }
 }
