@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -173,6 +174,19 @@ def test_shipped_configs_are_good_and_name_their_run(path):
     config = load_config(path)
     assert config.run == path.stem
     assert any(config.panel(*name.split("/")).headline for name in config.panel_names())
+
+
+@pytest.mark.parametrize("name", ["v100", "h200"])
+def test_the_headline_panels_of_spmm_are_the_whole_grid_of_the_paper(name):
+    config = load_config(ROOT / "config" / f"{name}.yaml")
+    layers = pd.read_csv(ROOT / "results/paper/opt_layers.csv")[["m", "k"]].itertuples(index=False, name=None)
+    grid = {(m, k, n, s) for m, k in layers for n in (8, 16, 32) for s in (0.5, 0.6, 0.7, 0.8, 0.9)}
+    assert len(grid) == 180
+    panels = [panel for panel in config.panel_names() if config.panel(*panel.split("/")).headline]
+    rows = [row for panel in panels if panel.startswith("spmm/") for row in config.rows(panel)]
+    for contender in ("cublas", "flash_llm_tiled_csl", "flash_llm_bitmap"):
+        cases = [c.params for c, who in rows if who == contender and c.params.pattern == "random"]
+        assert {(p.m, p.k, p.n, p.sparsity) for p in cases} >= grid
 
 
 @pytest.mark.parametrize("name", ["v100", "h200"])

@@ -146,12 +146,27 @@ def test_a_tampered_container_is_refused(kind, case):
 
 
 @pytest.mark.gpu
-def test_conversion_on_a_gpu_gives_the_same_container(kind):
+@pytest.mark.parametrize("repeated", [False, True])
+def test_conversion_on_a_gpu_gives_the_same_container(kind, repeated):
+    """From dense, CSR and COO; with every third element there twice, in halves."""
     w = random_sparse(1000, 777, 0.3)
-    here, there = kind.from_dense(w), kind.from_dense(w.cuda())
-    assert torch.equal(here.data, there.data.cpu())
-    assert torch.equal(here.offsets, there.offsets.cpu())
-    assert torch.equal(there.to_dense().cpu(), w)
+    coo = w.to_sparse_coo().coalesce()
+    indices, values = coo.indices(), coo.values().clone()
+    if repeated:
+        values[::3] /= 2
+        indices, values = torch.cat([indices, indices[:, ::3]], 1), torch.cat([values, values[::3]])
+        w = torch.zeros(w.shape).index_put_(tuple(indices), values.float(), accumulate=True).half()
+    order = indices[0].argsort(stable=True)
+    crow = torch.cat([torch.zeros(1, dtype=torch.long), indices[0].bincount(minlength=1000).cumsum(0)])
+    here = kind.from_dense(w)
+    for there in (
+        kind.from_dense(w.cuda()),
+        kind.from_csr(crow.cuda(), indices[1][order].cuda(), values[order].cuda(), w.shape),
+        kind.from_coo(indices.cuda(), values.cuda(), w.shape),
+    ):
+        assert torch.equal(here.data, there.data.cpu())
+        assert torch.equal(here.offsets, there.offsets.cpu())
+        assert torch.equal(there.to_dense().cpu(), w)
 
 
 @pytest.mark.gpu
