@@ -52,7 +52,7 @@ V100 = Gpu(
     sm_count=80,
     clock_mhz=1530,
     service={**_SERVICE, "tensor": 2},  # one step of m8n8k4
-    latency={"tensor": 10, "transcendental": 20, "shared": 19, "global": 193, "barrier": 20, "other": 30},
+    latency={"tensor": 8, "transcendental": 12, "shared": 18, "global": 193, "barrier": 20, "other": 30},
     registers_per_clock=2,
     l2_bytes_per_clock=19.5,
 )
@@ -60,9 +60,9 @@ H200 = Gpu(
     "H200",
     "sm_90a",
     sm_count=132,
-    clock_mhz=1965,
+    clock_mhz=1920,
     service={**_SERVICE, "fma": 1, "tensor": 4 / 0.629},  # m16n8k16
-    latency={"tensor": 33, "transcendental": 23, "shared": 29, "global": 261, "barrier": 20, "other": 30},
+    latency={"tensor": 0, "transcendental": 9, "shared": 29, "global": 370, "barrier": 20, "other": 30},
     registers_per_clock=1,
     l2_bytes_per_clock=27,
 )

@@ -35,6 +35,9 @@
 constexpr int kBlockRows = 128;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+// A row's base follows its maximum only once that has grown by more than this, in units of log2: most tiles then leave
+// older outputs as they are, and p is at most 2^8. Sums in fp16 have no room for that.
+constexpr float kSlack = ACCUMULATE_FP16 ? 0.0f : 8.0f;
 
 #if ACCUMULATE_FP16
 // Multiplies the warp's rows of Q.
@@ -48,11 +51,11 @@ __device__ __forceinline__ void scale_rows(uint4* warp_q_tile, float factor, int
 
 // Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
 struct Softmax {
-    float base[kRowTiles][kLaneRows];  // the maximum so far, in units of log2, rounded once: all exponents use it
+    float base[kRowTiles][kLaneRows];  // in units of log2, rounded once: all exponents use it, kSlack below the maximum
     float sum[kRowTiles][kLaneRows];   // of this lane's elements only
 };
 
-// Turns scores into probabilities relative to the new maxima; `correction` is what older outputs are multiplied by.
+// Turns scores into probabilities relative to the new bases; `correction` is what older outputs are multiplied by.
 // Says whether any is not 1.
 __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
                                         float (&correction)[kRowTiles][kLaneRows],
@@ -68,11 +71,12 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
 #pragma unroll
             for (int i = 0; i < kKeyTiles * 8; ++i)
                 if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, scores[m][i / 8][i % 8]);
-            maximum = fmaxf(state.base[m][r], row_maximum(maximum) * scale_log2);
-            // A row that has seen no key yet has maximum -inf; any finite base gives it p = 0.
-            base[r] = maximum == -infinity() ? 0.0f : maximum;
+            maximum = row_maximum(maximum) * scale_log2;
+            const float grown = maximum > state.base[m][r] + kSlack ? maximum : state.base[m][r];
+            // A row that has seen no key yet has base -inf; any finite one gives it p = 0.
+            base[r] = grown == -infinity() ? 0.0f : grown;
             correction[m][r] = exp2_fast(state.base[m][r] - base[r]);
-            state.base[m][r] = maximum;
+            state.base[m][r] = grown;
             state.sum[m][r] *= correction[m][r];
             rescale |= correction[m][r] != 1.0f;
         }

@@ -138,6 +138,18 @@ def test_an_unchanged_maximum_scales_older_keys_by_one(backend):
 
 
 @everywhere
+@pytest.mark.parametrize("growth", [3.0, 11.0, 40.0, -40.0])
+def test_maxima_that_grow_from_tile_to_tile(backend, growth):
+    """Scores rise along the keys by `growth` in all: kernels that follow the maximum at a distance take every way."""
+    params = case(num_heads=2, seqlen_q=40, seqlen_k=290)
+    inputs = {**inputs_of(params, backend)}
+    inputs["q"] = torch.ones_like(inputs["q"])
+    rise = torch.linspace(0, growth, params.seqlen_k, device=inputs["k"].device) * params.head_dim**-0.5
+    inputs["k"] = (inputs["k"] / 4 + rise[:, None]).to(inputs["k"].dtype)
+    check(params, inputs, backend)
+
+
+@everywhere
 @pytest.mark.parametrize("distort", [*DISTORTIONS, lambda x: x * 1000])
 def test_inputs_far_from_normal(backend, distort):
     params = case(seqlen=130, causal=True)
