@@ -1,6 +1,17 @@
 // Pairs of 16-bit floats in one register.
 #pragma once
 
+// What pack_f16_scaled multiplies by: the difference of the exponents' biases.
+constexpr int kF16BiasLog2 = 112;
+
+// 2^kF16BiasLog2 times two floats from 0 up to 2^-97, rounded to fp16 (halves up), `low` in the lower half. The bits of
+// such floats, shifted, are those of fp16; results below 2^-14 must be 0 already, as exp2_fast leaves them. On Volta a
+// conversion takes the unit of the exponentials, and this integer instructions only.
+__device__ __forceinline__ unsigned pack_f16_scaled(float low, float high) {
+    constexpr unsigned kHalf = 1 << 12;  // of the last bit that fp16 keeps
+    return (__float_as_int(low) + kHalf) >> 13 | ((__float_as_int(high) + kHalf) << 3 & 0xffff0000u);
+}
+
 // Two floats rounded to fp16, `low` in the lower half.
 __device__ __forceinline__ unsigned pack_f16(float low, float high) {
 #ifdef VOLTABENCH_EMULATED

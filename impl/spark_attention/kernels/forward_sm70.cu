@@ -35,9 +35,12 @@
 constexpr int kBlockRows = 128;
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-// A row's base follows its maximum only once that has grown by more than this, in units of log2: most tiles then leave
-// older outputs as they are, and p is at most 2^8. Sums in fp16 have no room for that.
-constexpr float kSlack = ACCUMULATE_FP16 ? 0.0f : 8.0f;
+// With fp32 accumulators p is kept 2^kLift times as large, so that fp16 holds what is 2^-26 of the largest, and as
+// exponentials 2^-kF16BiasLog2 times that, which pack_f16_scaled takes. A row's base follows its maximum only once that
+// has grown by more than kSlack, in units of log2: most tiles then leave older outputs as they are.
+constexpr int kLift = ACCUMULATE_FP16 ? 0 : 12;
+constexpr int kOffset = ACCUMULATE_FP16 ? 0 : kF16BiasLog2 - kLift;
+constexpr float kSlack = ACCUMULATE_FP16 ? 0.0f : 3.0f;
 
 #if ACCUMULATE_FP16
 // Multiplies the warp's rows of Q.
@@ -49,10 +52,20 @@ __device__ __forceinline__ void scale_rows(uint4* warp_q_tile, float factor, int
 }
 #endif
 
+__device__ __forceinline__ float two_to(int exponent) {
+    return __int_as_float((127 + exponent) << 23);
+}
+
+__device__ __forceinline__ unsigned pack_probabilities(float low, float high) {
+    return ACCUMULATE_FP16 ? pack_f16(low, high) : pack_f16_scaled(low, high);
+}
+
 // Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
 struct Softmax {
-    float base[kRowTiles][kLaneRows];  // in units of log2, rounded once: all exponents use it, kSlack below the maximum
-    float sum[kRowTiles][kLaneRows];   // of this lane's elements only
+    // kOffset above a maximum that is at most kSlack below the present one, in units of log2, rounded once: all
+    // exponents use it.
+    float base[kRowTiles][kLaneRows];
+    float sum[kRowTiles][kLaneRows];  // of this lane's elements only
 };
 
 // Turns scores into probabilities relative to the new bases; `correction` is what older outputs are multiplied by.
@@ -71,7 +84,7 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
 #pragma unroll
             for (int i = 0; i < kKeyTiles * 8; ++i)
                 if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, scores[m][i / 8][i % 8]);
-            maximum = row_maximum(maximum) * scale_log2;
+            maximum = row_maximum(maximum) * scale_log2 + kOffset;
             const float grown = maximum > state.base[m][r] + kSlack ? maximum : state.base[m][r];
             // A row that has seen no key yet has base -inf; any finite one gives it p = 0.
             base[r] = grown == -infinity() ? 0.0f : grown;
@@ -83,13 +96,15 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
             float exponential[8];
+            unsigned pairs[4];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int r = lane_row_of(i);
                 exponential[i] = exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[r]));
                 state.sum[m][r] += exponential[i];
+                if (i % 2) pairs[i / 2] = pack_probabilities(exponential[i - 1], exponential[i]);
             }
-            convert(p[m][n], warp_p_tile, m, n, exponential, lane);
+            convert(p[m][n], warp_p_tile, m, n, pairs, lane);
         }
     }
     collect(p, warp_p_tile, lane);
@@ -105,9 +120,9 @@ __device__ __forceinline__ void finish(float (&inverse)[kRowTiles][kLaneRows], c
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const int row = m * 16 + warp_row(lane, r);
-            const float sum = row_total(state.sum[m][r]);
-            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
-            if (first_in_row && row < rows) lse[row] = (state.base[m][r] + log2_fast(sum)) * kLn2;
+            const float sum = row_total(state.sum[m][r]) * two_to(kOffset);
+            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * two_to(-kLift);
+            if (first_in_row && row < rows) lse[row] = (state.base[m][r] - kOffset + log2_fast(sum)) * kLn2;
         }
 }
 

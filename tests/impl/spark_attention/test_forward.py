@@ -150,6 +150,22 @@ def test_maxima_that_grow_from_tile_to_tile(backend, growth):
 
 
 @everywhere
+@pytest.mark.parametrize("distance", [8.0, 12.0, 16.0])
+def test_many_keys_far_below_one(backend, distance):
+    """One key `distance` above 700 others, whose values alone are not 0: small probabilities are not lost."""
+    params = case(num_heads=1, seqlen_q=20, seqlen_k=701)
+    inputs = {**inputs_of(params, backend)}
+    inputs["q"], inputs["k"] = torch.ones_like(inputs["q"]), torch.zeros_like(inputs["k"])
+    inputs["k"][:, :, 0] = distance * params.head_dim**-0.5
+    inputs["v"] = inputs["v"] * 0.1 + 1
+    inputs["v"][:, :, 0] = 0
+    out, lse = check(params, inputs, backend)
+    right = 700 / (math.exp(float(inputs["k"][0, 0, 0, 0].double()) * params.head_dim**0.5) + 700)
+    assert float(out.double().mean()) == pytest.approx(right, rel=0.1)
+    torch.testing.assert_close(lse.double(), float64_lse(params, inputs), rtol=0, atol=1e-4)
+
+
+@everywhere
 @pytest.mark.parametrize("distort", [*DISTORTIONS, lambda x: x * 1000])
 def test_inputs_far_from_normal(backend, distort):
     params = case(seqlen=130, causal=True)

@@ -43,10 +43,10 @@ __device__ __forceinline__ void add_sums(float (&outputs)[8], const PartialSums&
     for (int i = 0; i < 8; ++i) outputs[i] += i % 2 == 0 ? low_f16(sums.pairs[i / 2]) : high_f16(sums.pairs[i / 2]);
 }
 
-// The A operands of two products, over columns 0..3 and 4..7: the layout is already theirs.
-__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const float (&p)[8], int) {
+// The A operands of two products, over columns 0..3 and 4..7, of pairs of outputs: the layout is already theirs.
+__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const unsigned (&pairs)[4], int) {
 #    pragma unroll
-    for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = pack_f16(p[2 * i], p[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) a[i / 2][i % 2] = pairs[i];
 }
 
 #else
@@ -80,14 +80,13 @@ __device__ __forceinline__ void multiply_row_row(float (&outputs)[8], PartialSum
 
 __device__ __forceinline__ void add_sums(float (&)[8], const PartialSums&) {}
 
-// The A operands of two products, over columns 0..3 and 4..7. The A layout wants row T whole in one lane, so lanes l
-// and l ^ 2 swap one pair per operand: each keeps the row that is its own and sends the other.
-__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const float (&p)[8], int lane) {
+// The A operands of two products, over columns 0..3 and 4..7, of pairs of outputs. The A layout wants row T whole in
+// one lane, so lanes l and l ^ 2 swap one pair per operand: each keeps the row that is its own and sends the other.
+__device__ __forceinline__ void to_a_operands(unsigned (&a)[2][2], const unsigned (&pairs)[4], int lane) {
     const bool upper = lane & 2;
 #    pragma unroll
     for (int step = 0; step < 2; ++step) {
-        const unsigned first_row = pack_f16(p[4 * step], p[4 * step + 1]);
-        const unsigned second_row = pack_f16(p[4 * step + 2], p[4 * step + 3]);
+        const unsigned first_row = pairs[2 * step], second_row = pairs[2 * step + 1];
         const unsigned kept = upper ? second_row : first_row;
         const unsigned received = __shfl_xor_sync(kAllLanes, upper ? first_row : second_row, 2);
         a[step][0] = upper ? received : kept;

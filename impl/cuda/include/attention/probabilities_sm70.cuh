@@ -27,8 +27,8 @@ __device__ __forceinline__ constexpr int swizzle(int row) {
                          : ((row >> 1 ^ row >> 2) & 1) * 2 + (row & 8) / 2;
 }
 
-// Stores a lane's probabilities of 16x16 tile (m, n).
-__device__ __forceinline__ void convert(Probabilities&, uint2* warp_p_tile, int m, int n, const float (&p)[8],
+// Stores a lane's probabilities of 16x16 tile (m, n), as pairs.
+__device__ __forceinline__ void convert(Probabilities&, uint2* warp_p_tile, int m, int n, const unsigned (&pairs)[4],
                                         int lane) {
     const QuadPairLane place = quad_pair_lane(lane);
     const int first_row = warp_row(lane, 0);
@@ -39,9 +39,9 @@ __device__ __forceinline__ void convert(Probabilities&, uint2* warp_p_tile, int 
         const int row = lane_row_of(i) * 2;
         uint2* unit = first + (m * 16 + row) * kUnits + (n * 4 + i / 4 * 2 ^ swizzle(row) ^ first_unit);
 #    if ACCUMULATE_FP16
-        *unit = make_uint2(pack_f16(p[i], p[i + 1]), pack_f16(p[i + 2], p[i + 3]));
+        *unit = make_uint2(pairs[i / 2], pairs[i / 2 + 1]);
 #    else
-        reinterpret_cast<unsigned*>(unit)[lane % 4 / 2] = pack_f16(p[i], p[i + 1]);
+        reinterpret_cast<unsigned*>(unit)[lane % 4 / 2] = pairs[i / 2];
 #    endif
     }
 }
@@ -64,8 +64,9 @@ __device__ __forceinline__ void collect(Probabilities (&p)[kRowTiles][kKeyTiles]
 
 #else
 
-__device__ __forceinline__ void convert(Probabilities& operands, uint2*, int, int, const float (&p)[8], int lane) {
-    to_a_operands(operands[0], p, lane);
+__device__ __forceinline__ void convert(Probabilities& operands, uint2*, int, int, const unsigned (&pairs)[4],
+                                        int lane) {
+    to_a_operands(operands[0], pairs, lane);
 #    pragma unroll
     for (int i = 0; i < 4; ++i) operands[1][i / 2][i % 2] = __shfl_xor_sync(kAllLanes, operands[0][i / 2][i % 2], 4);
 }
@@ -73,3 +74,11 @@ __device__ __forceinline__ void convert(Probabilities& operands, uint2*, int, in
 __device__ __forceinline__ void collect(Probabilities (&)[kRowTiles][kKeyTiles], uint2*, int) {}
 
 #endif
+
+__device__ __forceinline__ void convert(Probabilities& operands, uint2* warp_p_tile, int m, int n, const float (&p)[8],
+                                        int lane) {
+    unsigned pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pack_f16(p[2 * i], p[2 * i + 1]);
+    convert(operands, warp_p_tile, m, n, pairs, lane);
+}
