@@ -55,3 +55,15 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
         : "memory");
 #endif
 }
+
+// In a ring of BUFFERS with barriers of their own: the place of the tile with this number, and the parity of its phase
+// there.
+template <int BUFFERS>
+__device__ __forceinline__ unsigned stage_of(unsigned tile) {
+    return tile % BUFFERS;
+}
+
+template <int BUFFERS>
+__device__ __forceinline__ unsigned parity_of(unsigned tile) {
+    return tile / BUFFERS & 1;
+}

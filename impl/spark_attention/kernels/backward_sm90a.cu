@@ -42,15 +42,6 @@ struct Barriers {
     int ticket;
 };
 
-// Place of a step's tiles in the ring, and the parity of their phase there.
-__device__ __forceinline__ unsigned stage_of(unsigned step) {
-    return step % STAGES;
-}
-
-__device__ __forceinline__ unsigned parity_of(unsigned step) {
-    return step / STAGES & 1;
-}
-
 // scores = keys queries^T of a warpgroup's 64 keys.
 __device__ __forceinline__ void multiply_transposed(float (&scores)[kScores], unsigned long long keys,
                                                     unsigned long long queries) {
@@ -171,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                     tile = tiles - 1;
                     ++head;
                 }
-                const unsigned stage = stage_of(step), parity = parity_of(step) ^ 1;
+                const unsigned stage = stage_of<STAGES>(step), parity = parity_of<STAGES>(step) ^ 1;
                 mbarrier_wait(&barriers.q_empty[stage], parity);
                 mbarrier_arrive_expect(&barriers.q_full[stage], kQueryTileBytes + kStatisticsBytes);
                 load_queries(q_tiles + stage * kQueryTileBytes, &q_map, &barriers.q_full[stage], head, tile);
@@ -235,8 +226,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
         if (steps > 0) {
             float s[kScores];
             const auto start_scores = [&](unsigned step) {
-                const unsigned stage = stage_of(step);
-                mbarrier_wait(&barriers.q_full[stage], parity_of(step));
+                const unsigned stage = stage_of<STAGES>(step);
+                mbarrier_wait(&barriers.q_full[stage], parity_of<STAGES>(step));
                 wgmma_fence();
                 multiply_transposed(s, k_rows, advance_descriptor(q_rows, stage * kQueryTileBytes));
             };
@@ -248,11 +239,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
             do {
                 if (tile-- == first_tile) tile = tiles - 1;
                 const int row = tile * kBlockRows;
-                const unsigned stage = stage_of(step);
+                const unsigned stage = stage_of<STAGES>(step);
                 const unsigned long long q = advance_descriptor(q_rows, stage * kQueryTileBytes);
                 const unsigned long long dout = advance_descriptor(dout_rows, stage * kQueryTileBytes);
                 float dp[kScores];
-                mbarrier_wait(&barriers.dout_full[stage], parity_of(step));
+                mbarrier_wait(&barriers.dout_full[stage], parity_of<STAGES>(step));
                 wgmma_wait<0>();
                 pin_registers(s);
                 wgmma_fence();

@@ -35,8 +35,8 @@ def forward_call(
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     padded_dim = 64 if head_dim <= 64 else 128
-    kernel = sm90.forward_kernel(padded_dim, causal, q.dtype == torch.bfloat16)
-    block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, causal)
+    block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, causal, seqlen_k)
+    kernel = sm90.forward_kernel(padded_dim, block_n, q.dtype == torch.bfloat16)
     query_tiles = -(-seqlen_q // block_m)
     tiles = query_tiles * heads * batch
     heads_together = max(1, _KEYS_IN_L2 // (seqlen_k * padded_dim))

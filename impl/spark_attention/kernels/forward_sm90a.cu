@@ -15,6 +15,7 @@
 // them. The copy engine fills elements outside a tensor with zeros, so a head dim below PADDED_DIM and the last tile
 // of a sequence need no care but the mask. The output leaves through the rows of Q in whole 16-byte chunks: head_dim
 // is a multiple of 8, and all rows start at multiples of 16 bytes (forward_sm90.py says which tensors qualify).
+#include "attention/log_sum_exp.cuh"
 #include "attention/softmax_sm90a.cuh"
 #include "attention/tiles_sm90a.cuh"
 #include "barrier.cuh"
@@ -29,7 +30,6 @@ constexpr int kTileBytes = kPanels * kPanelBytes;
 constexpr int kQueryPanelBytes = 64 * kRowBytes;  // of one consumer
 constexpr int kQueryTileBytes = kPanels * kQueryPanelBytes;
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 // Named barriers: a consumer's own, and its turn to issue products.
 constexpr int kOwnBarrier = 1, kTurnBarrier = 1 + CONSUMERS;
@@ -39,24 +39,6 @@ struct Barriers {
         v_full[STAGES], v_empty[STAGES];
     int tile[Q_STAGES][CONSUMERS];  // whose rows of Q these are
 };
-
-// Place of a tile of keys, counted from the block's first, in the ring, and the parity of its phase there.
-__device__ __forceinline__ unsigned stage_of(unsigned tile) {
-    return tile % STAGES;
-}
-
-__device__ __forceinline__ unsigned parity_of(unsigned tile) {
-    return tile / STAGES & 1;
-}
-
-// The same for the block's rows of Q.
-__device__ __forceinline__ unsigned q_stage_of(unsigned round) {
-    return round % Q_STAGES;
-}
-
-__device__ __forceinline__ unsigned q_parity_of(unsigned round) {
-    return round / Q_STAGES & 1;
-}
 
 struct Work {
     int first_row, head, batch, key_tiles;
@@ -139,18 +121,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                     locate(index, query_tiles, num_heads, batch, heads_together, seqlen_q, seqlen_k, causal_offset);
                 const auto load = [&](unsigned char* target, const TensorMap* map, unsigned long long* full,
                                       unsigned long long* empty, unsigned& loaded, int tile) {
-                    const unsigned stage = stage_of(loaded);
-                    mbarrier_wait(&empty[stage], parity_of(loaded) ^ 1);
+                    const unsigned stage = stage_of<STAGES>(loaded);
+                    mbarrier_wait(&empty[stage], parity_of<STAGES>(loaded) ^ 1);
                     mbarrier_arrive_expect(&full[stage], kTileBytes);
                     for (int panel = 0; panel < kPanels; ++panel)
                         tma_load(target + stage * kTileBytes + panel * kPanelBytes, map, &full[stage], panel * 64,
                                  tile * BLOCK_N, work.head / group, work.batch);
                     ++loaded;
                 };
-                const unsigned q_stage = q_stage_of(round);
+                const unsigned q_stage = stage_of<Q_STAGES>(round);
                 for (int consumer = 0; consumer < CONSUMERS; ++consumer) {
                     unsigned long long* full = &barriers.q_full[q_stage][consumer];
-                    mbarrier_wait(&barriers.q_empty[q_stage][consumer], q_parity_of(round) ^ 1);
+                    mbarrier_wait(&barriers.q_empty[q_stage][consumer], parity_of<Q_STAGES>(round) ^ 1);
                     barriers.tile[q_stage][consumer] = index;
                     if (index >= tiles) {
                         mbarrier_arrive(full);
@@ -192,8 +174,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
         unsigned used = 0;  // key tiles, with those in use
         const auto start_keys = [&](float (&scores)[kScores]) {
             used = __shfl_sync(0xffffffffu, used, 0);  // equal over the warp: descriptors go to uniform registers
-            const unsigned stage = stage_of(used);
-            mbarrier_wait(&barriers.k_full[stage], parity_of(used));
+            const unsigned stage = stage_of<STAGES>(used);
+            mbarrier_wait(&barriers.k_full[stage], parity_of<STAGES>(used));
             named_barrier_sync(turn, 2 * kGroup);
             wgmma_fence();
             multiply_keys(scores, q_descriptor, advance_descriptor(k_descriptor, stage * kTileBytes));
@@ -201,23 +183,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
         };
         const auto finish_keys = [&](float (&scores)[kScores]) {
             pin_registers(scores);
-            release(&barriers.k_empty[stage_of(used - 1)]);
+            release(&barriers.k_empty[stage_of<STAGES>(used - 1)]);
         };
         // The tile of values is `behind` the newest one of keys.
         const auto start_values = [&](float (&output)[kOutputs], const unsigned (&p)[kSteps][4], unsigned behind) {
-            const unsigned stage = stage_of(used - 1 - behind);
-            mbarrier_wait(&barriers.v_full[stage], parity_of(used - 1 - behind));
+            const unsigned stage = stage_of<STAGES>(used - 1 - behind);
+            mbarrier_wait(&barriers.v_full[stage], parity_of<STAGES>(used - 1 - behind));
             wgmma_fence();
             multiply_values(output, p, advance_descriptor(v_descriptor, stage * kTileBytes));
         };
         const auto finish_values = [&](float (&output)[kOutputs], unsigned behind) {
             wgmma_wait<0>();
             pin_registers(output);
-            release(&barriers.v_empty[stage_of(used - 1 - behind)]);
+            release(&barriers.v_empty[stage_of<STAGES>(used - 1 - behind)]);
         };
         for (unsigned round = 0;; ++round) {
-            const unsigned q_stage = q_stage_of(round);
-            mbarrier_wait(&barriers.q_full[q_stage][consumer], q_parity_of(round));
+            const unsigned q_stage = stage_of<Q_STAGES>(round);
+            mbarrier_wait(&barriers.q_full[q_stage][consumer], parity_of<Q_STAGES>(round));
             const int index = barriers.tile[q_stage][consumer];
             if (index >= tiles) break;
             const Work work =
@@ -234,12 +216,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
             for (int i = 0; i < kOutputs; ++i) output[i] = 0.0f;
 
             for (int tile = work.key_tiles; tile > own_tiles; --tile) {
-                const unsigned stage = stage_of(used);
-                mbarrier_wait(&barriers.k_full[stage], parity_of(used));
+                const unsigned stage = stage_of<STAGES>(used);
+                mbarrier_wait(&barriers.k_full[stage], parity_of<STAGES>(used));
                 named_barrier_sync(turn, 2 * kGroup);
                 named_barrier_arrive(next_turn, 2 * kGroup);
                 release(&barriers.k_empty[stage]);
-                mbarrier_wait(&barriers.v_full[stage], parity_of(used));
+                mbarrier_wait(&barriers.v_full[stage], parity_of<STAGES>(used));
                 release(&barriers.v_empty[stage]);
                 ++used;
             }
@@ -283,8 +265,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                 const float sum = row_total(state.sum[half]);
                 inverse[half] = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
                 if (out_lane % 4 == 0 && lse_row + 8 * half < seqlen_q)
-                    tile_lse[lse_row + 8 * half] =
-                        sum == 0.0f ? -infinity() : (state.maximum[half] * scale_log2 + log2_fast(sum)) * kLn2;
+                    tile_lse[lse_row + 8 * half] = log_sum_exp(state.maximum[half], sum, softmax_scale, scale_log2);
             }
 
             // Q is no longer needed once all warps of the group have come here.

@@ -14,10 +14,10 @@ _REGISTERS = {2: (24, 240), 3: (32, 160)}  # of a producer's and a consumer's th
 
 
 @functools.cache
-def forward_kernel(padded_dim: int, causal: bool, bfloat16: bool) -> Kernel:
-    """The forward for head dims up to `padded_dim` (64 or 128), with the tile that suits a causal mask or none."""
-    consumers, keys, stages = _CONSUMERS[padded_dim], block_n(padded_dim, causal), _STAGES[padded_dim]
-    q_stages = 2 if keys == 128 else 1
+def forward_kernel(padded_dim: int, keys: int, bfloat16: bool) -> Kernel:
+    """The forward for head dims up to `padded_dim` (64 or 128) with `keys`, of block_n, to a tile."""
+    consumers, stages = _CONSUMERS[padded_dim], _STAGES[padded_dim]
+    q_stages = 2 if keys == 128 else 1  # as shared memory allows
     barriers = 2 * q_stages * consumers + 4 * stages
     producer_registers, consumer_registers = _REGISTERS[consumers]
     threads = 128 * (consumers + 1)
@@ -50,9 +50,10 @@ def block_m(padded_dim: int) -> int:
     return 64 * _CONSUMERS[padded_dim]
 
 
-def block_n(padded_dim: int, causal: bool) -> int:
-    """Keys of a tile: as many as registers allow, but a causal mask wastes half of a diagonal tile."""
-    return 128 if causal or padded_dim == 64 else 176
+def block_n(padded_dim: int, causal: bool, seqlen_k: int) -> int:
+    """Keys of a tile: as many as registers allow; but a causal mask wastes half of a diagonal tile, which short
+    sequences feel."""
+    return 128 if padded_dim == 64 or (causal and seqlen_k < 2048) else 176
 
 
 BACKWARD_KEYS = 128
@@ -119,8 +120,8 @@ def _variant_macros(padded_dim: int, bfloat16: bool) -> tuple[tuple[str, int], .
 
 
 FORWARD = tuple(
-    forward_kernel(padded_dim, causal, bfloat16)
-    for padded_dim, causal in ((64, True), (128, True), (128, False))
+    forward_kernel(padded_dim, keys, bfloat16)
+    for padded_dim, keys in ((64, 128), (128, 128), (128, 176))
     for bfloat16 in (False, True)
 )
 

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     // all.
     const auto load = [&](int step) {
         if (threadIdx.x > 0) return;
-        const unsigned stage = stage_of(step);
+        const unsigned stage = stage_of<STAGES>(step);
         int head = barriers.head, tile = barriers.tile, end = barriers.end;
         const int* lists = lists_of(columns, blocks, patterns, max(head, 0));
         while (tile == end && ++head < (work.head + 1) * group) {
@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         __syncthreads();
     }
     for (int step = 0;; ++step) {
-        const unsigned stage = stage_of(step);
-        mbarrier_wait(&barriers.full[stage], parity_of(step));
+        const unsigned stage = stage_of<STAGES>(step);
+        mbarrier_wait(&barriers.full[stage], parity_of<STAGES>(step));
         const int row = barriers.tile_row[stage];
         if (row < 0) break;
         float s[kScores], dp[kScores];

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     };
     const auto load = [&](int step) {
         if (threadIdx.x > 0 || step >= steps) return;
-        const unsigned stage = stage_of(step);
+        const unsigned stage = stage_of<STAGES>(step);
         const int key = key_of(step), head = work.head / group;
         mbarrier_arrive_expect(&barriers.full[stage], 2 * kTileBytes);
         load_rows(k_tiles + stage * kTileBytes, &k_map, &barriers.full[stage], key, head, work.batch);
@@ -92,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         float s[kScores], dp[kScores];
         unsigned ds[kSteps][4];
         const auto start_scores = [&](int step, int key) {
-            const unsigned stage = stage_of(step);
-            mbarrier_wait(&barriers.full[stage], parity_of(step));
+            const unsigned stage = stage_of<STAGES>(step);
+            mbarrier_wait(&barriers.full[stage], parity_of<STAGES>(step));
             if (key + kTileRows > keys) {
                 clear_rows(k_tiles + stage * kTileBytes, max(keys - key, 0));
                 clear_rows(v_tiles + stage * kTileBytes, max(keys - key, 0));
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             }
             pack_probabilities(ds, dp);
             wgmma_fence();
-            accumulate_tile(dq_sum, ds, advance_descriptor(k_rows, stage_of(step) * kTileBytes));
+            accumulate_tile(dq_sum, ds, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
         };
 
         int key = key_of(0);

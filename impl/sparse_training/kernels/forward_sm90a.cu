@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     };
     const auto load = [&](unsigned char* tiles, const TensorMap* map, unsigned long long* full, int step) {
         if (threadIdx.x > 0 || step >= steps) return;
-        const unsigned stage = stage_of(step);
+        const unsigned stage = stage_of<STAGES>(step);
         mbarrier_arrive_expect(&full[stage], kTileBytes);
         load_rows(tiles + stage * kTileBytes, map, &full[stage], key_of(step), work.head / group, work.batch);
     };
@@ -83,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         float scores[kScores], correction[2];
         unsigned p[kSteps][4];
         const auto start_keys = [&](int step) {
-            mbarrier_wait(&barriers.k_full[stage_of(step)], parity_of(step));
+            mbarrier_wait(&barriers.k_full[stage_of<STAGES>(step)], parity_of<STAGES>(step));
             wgmma_fence();
-            multiply_rows(scores, q_rows, advance_descriptor(k_rows, stage_of(step) * kTileBytes));
+            multiply_rows(scores, q_rows, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
         };
         const auto start_values = [&](int step, int key) {
-            const unsigned stage = stage_of(step);
-            mbarrier_wait(&barriers.v_full[stage], parity_of(step));
+            const unsigned stage = stage_of<STAGES>(step);
+            mbarrier_wait(&barriers.v_full[stage], parity_of<STAGES>(step));
             if (key + kTileRows > keys) {
                 clear_rows(v_tiles + stage * kTileBytes, max(keys - key, 0));
                 __syncthreads();

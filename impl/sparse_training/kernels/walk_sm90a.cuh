@@ -11,15 +11,6 @@ constexpr int kThreads = kGroup;
 constexpr int kTileRows = BLOCK_N, kTilesPerBlock = BLOCK / kTileRows;
 constexpr int kPanelBytes = kTileRows * kRowBytes, kTileBytes = kPanels * kPanelBytes;
 
-// Place of a tile, counted from the block's first, in a ring, and the parity of its phase there.
-__device__ __forceinline__ unsigned stage_of(unsigned tile) {
-    return tile % STAGES;
-}
-
-__device__ __forceinline__ unsigned parity_of(unsigned tile) {
-    return tile / STAGES & 1;
-}
-
 // One thread asks for the tile that starts at `row`.
 __device__ __forceinline__ void load_rows(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
                                           int head, int batch) {

@@ -14,6 +14,7 @@ from tests.impl.spark_attention.backends import (
     EMULATED,
     EMULATED_SM70,
     EMULATED_SM80,
+    EMULATED_SM90,
     GPU,
     device_of,
     forward,
@@ -64,6 +65,12 @@ def test_causal_is_aligned_bottom_right(backend, lengths):
     empty = max(0, seqlen_q - seqlen_k)
     assert not out[:, :, :empty].any()
     assert lse[:, :, :empty].eq(-math.inf).all()
+
+
+@pytest.mark.parametrize("backend", [EMULATED_SM90])
+def test_causal_with_the_larger_tiles_of_long_sequences(backend):
+    params = case(seqlen_q=200, seqlen_k=2100, head_dim=128, causal=True, num_heads=1)
+    check(params, inputs_of(params, backend), backend)
 
 
 @at_full_size
