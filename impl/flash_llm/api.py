@@ -29,8 +29,7 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
     """
     m, k = weight.shape
-    if x.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("spmm has no gradient; call it under torch.no_grad(), or with x.detach()")
+    refuse_gradient(x)
     if x.dim() != 2 or x.shape[0] != k or x.shape[1] < 1:
         raise ValueError(f"x must be [{k}, n] for a weight of shape [{m}, {k}], not {list(x.shape)}")
     if x.device != weight.device:
@@ -38,6 +37,12 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     if max(m, k, x.shape[1]) > _INT32_MAX:
         raise ValueError(f"m={m}, k={k} and n={x.shape[1]} must be below 2^31")
     return _spmm(weight.data, weight.offsets, x, m, weight.name, weight.longest, split_k)
+
+
+def refuse_gradient(x: Tensor) -> None:
+    """Raises NotImplementedError where x asks for a gradient."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("a compressed weight has no gradient; use torch.no_grad(), or x.detach()")
 
 
 def expand(weight: SparseMatrix) -> Tensor:

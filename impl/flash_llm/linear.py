@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from impl.flash_llm.api import expand, spmm
+from impl.flash_llm.api import expand, refuse_gradient, spmm
 from impl.flash_llm.choice import choose_format, dense_columns
 from impl.flash_llm.formats import FORMATS, SparseMatrix
 from impl.flash_llm.kernels import Device
@@ -65,6 +65,7 @@ class SparseLinear(nn.Module):
         """Raises ValueError for an x of another width, and as `impl.flash_llm.api.spmm` does."""
         if x.shape[-1] != self.in_features:
             raise ValueError(f"x must be [..., {self.in_features}], not {list(x.shape)}")
+        refuse_gradient(x)
         rows = x.reshape(-1, self.in_features)
         if rows.shape[0] == 0 or self.path(rows.shape[0]) == "dense":
             return nn.functional.linear(x, expand(self.weight), self.bias)
@@ -85,7 +86,7 @@ class SparseLinear(nn.Module):
         if len(found) > 1:
             errors.append(f"{prefix}: W in several formats, {', '.join(found)}; one is right")
         elif found and f"{prefix}{found[0]}_offsets" in state_dict:
-            parts = [state_dict[f"{prefix}{found[0]}_{name}"].to(device) for name in ("data", "offsets")]
+            parts = [state_dict[f"{prefix}{found[0]}_{name}"].to(device, copy=True) for name in ("data", "offsets")]
             try:
                 self._hold(FORMATS[found[0]](*parts, (self.out_features, self.in_features)))
             except (TypeError, ValueError) as error:
