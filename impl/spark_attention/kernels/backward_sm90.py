@@ -53,8 +53,9 @@ def backward_steps(
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
     scale = np.float32(softmax_scale)
     prepare_sizes = (seqlen_q, seqlen_k, head_dim, heads, causal_offset)
-    # Fewer heads would wait for each other, more would not find a neighbour's queries in L2.
-    heads_together = max(16, 2**22 // (seqlen_q * padded_dim))
+    # Of fewer heads, so many key blocks would run at once that they wait for each other; of more, none would find a
+    # neighbour's queries in L2.
+    heads_together = max(16, 256 // -(-seqlen_q // rows))
     sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, batch, heads_together, causal_offset)
     convert_sizes = (seqlen_q, seqlen_k, head_dim, causal_offset)
     maps = [TensorMap(q, rows), TensorMap(k, keys), TensorMap(v, keys), TensorMap(dout, rows)]
