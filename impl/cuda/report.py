@@ -6,6 +6,7 @@ import csv
 import importlib
 import re
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,12 +127,13 @@ def write_report(architectures: Sequence[str], output: Path) -> None:
 
     Raises BuildError when a kernel does not compile or breaks its budget.
     """
+    jobs = [(kernel, arch) for kernel in all_kernels() for arch in target_architectures(kernel, architectures)]
+    with ProcessPoolExecutor() as pool:
+        cubins = list(pool.map(build, *zip(*jobs, strict=True))) if jobs else []
     rows = []
-    for kernel in all_kernels():
-        for arch in target_architectures(kernel, architectures):
-            cubin = build(kernel, arch)
-            check_budget(kernel, cubin, arch)
-            rows.append(report_row(kernel, cubin, arch))
+    for (kernel, arch), cubin in zip(jobs, cubins, strict=True):
+        check_budget(kernel, cubin, arch)
+        rows.append(report_row(kernel, cubin, arch))
     if not rows:
         raise BuildError(f"no kernel can be built for {', '.join(architectures)}")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -9,16 +9,23 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.steps import Launch, strides
 from impl.cuda.tensor_map import TensorMap, loadable
-from impl.sparse_training.kernels import sm80, sm90
+from impl.sparse_training.kernels import sm70, sm80, sm90
 from impl.sparse_training.reference import PRUNED_AS_ZERO
 
-_SOURCES = {"sm_80": sm80, "sm_90a": sm90}
+_SOURCES = {"sm_70": sm70, "sm_80": sm80, "sm_90a": sm90}
 _L2_SHARE = 16 * 2**20  # bytes of the tensors that are read again and again, to be found in L2
 _MOST_HEADS_TOGETHER = 16
 
 
+def source_arch(q: Tensor, block: int) -> str:
+    """The architecture whose kernels serve tensors like `q`: on a CPU, which emulates any, "sm_80"."""
+    return "sm_70" if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0) else "sm_80"
+
+
 def refusal(q: Tensor, block: int) -> str | None:
     """Why no kernel takes tensors like `q` in blocks of `block`, or None."""
+    if q.dtype == torch.bfloat16 and source_arch(q, block) == "sm_70":
+        return "bfloat16 needs compute capability 8.0 or newer; the Volta kernels take float16"
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"the kernels take float16 and bfloat16, not {q.dtype}"
     if q.shape[-1] > sm80.PADDED_DIMS[-1]:
@@ -37,14 +44,14 @@ def forward(
     causal: bool,
     softmax: str,
     launch: Launch,
-    arch: str = "sm_80",
+    arch: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`reference.forward` by the kernel written for `arch`, for tensors without `refusal`.
+    """`reference.forward` by the kernel written for `arch`, else `source_arch`, for tensors without `refusal`.
 
-    `launch` runs it (impl.cuda.launch.launch, or the emulator's). "sm_90a" has blocks of 64 and 128. Inputs whose rows
-    do not start at multiples of 16 bytes are copied.
+    `launch` runs it (impl.cuda.launch.launch, or the emulator's). "sm_90a" has blocks of 64 and 128, "sm_70" no
+    bfloat16. Inputs whose rows do not start at multiples of 16 bytes are copied.
     """
-    head_dim = q.shape[-1]
+    head_dim, arch = q.shape[-1], arch or source_arch(q, block)
     q, k, v = map(_loadable, (q, k, v))
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
     if q.numel():
@@ -69,10 +76,10 @@ def backward(
     block: int,
     causal: bool,
     launch: Launch,
-    arch: str = "sm_80",
+    arch: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference.backward` by two kernels, the same bit for bit from run to run. Otherwise as `forward`."""
-    head_dim = q.shape[-1]
+    head_dim, arch = q.shape[-1], arch or source_arch(q, block)
     dout, q, k, v, out = map(_loadable, (dout, q, k, v, out))
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
     statistics = lse.new_empty(*q.shape[:2], -(-q.shape[2] // block) * block, 2)

@@ -60,4 +60,8 @@ def _backward_dkdv(block: int, padded_dim: int) -> tuple[int, int, tuple[tuple[s
 
 # Threads, bytes of shared memory and macros.
 _SHAPES = {"forward": _forward, "backward_dq": _backward_dq, "backward_dkdv": _backward_dkdv}
-ALL = tuple(kernel(*variant) for variant in itertools.product(_SHAPES, BLOCKS, PADDED_DIMS, (False, True)))
+ALL = tuple(
+    kernel(what, block, padded_dim, bfloat16)
+    for what, block, padded_dim in itertools.product(_SHAPES, BLOCKS, PADDED_DIMS)
+    for bfloat16 in ((False, True) if block == 64 else (False,))  # bfloat16 takes the registers that float16 takes
+)

@@ -74,7 +74,7 @@ def test_report_has_a_line_for_each_kernel_and_architecture(tmp_path, monkeypatc
     kernels = report.all_kernels()
     assert {k.name for k in kernels} >= {"spark_attention_forward_sm80_d64_fp16"}
     assert len({k.name for k in kernels}) == len(kernels)
-    monkeypatch.setattr(report, "all_kernels", lambda: [k for k in kernels if k.name.endswith("d64_fp16")])
+    monkeypatch.setattr(report, "all_kernels", lambda: [k for k in kernels if k.name.endswith("sm80_d64_fp16")])
     report.write_report(["sm_80", "sm_90a"], tmp_path / "build" / "report.csv")
     rows = list(csv.DictReader((tmp_path / "build" / "report.csv").open()))
     assert {(row["kernel"], row["built_arch"]) for row in rows} >= {

@@ -50,6 +50,8 @@ def test_outputs_and_gradients_pass_the_gate(backend, softmax, causal, seqlen, b
         ("sm_80", 128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
         ("sm_80", 128, 64, 150, {}),
         ("sm_80", 32, 128, 70, {"softmax": "pruned_as_zero"}),
+        ("sm_70", 64, 64, 137, {"causal": True}),
+        ("sm_70", 32, 128, 70, {"softmax": "pruned_as_zero"}),
         ("sm_90a", 64, 64, 137, {"causal": True}),
         ("sm_90a", 64, 64, 200, {"softmax": "pruned_as_zero"}),
         ("sm_90a", 128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
@@ -61,19 +63,23 @@ def test_kernels_pass_the_gate_and_have_no_races(arch, block, head_dim, seqlen, 
     assert_gate(f"emulated {arch}", [q, k, v], dout, pattern, block, check_races=True, **options)
 
 
-@softmaxes
-@causal_or_not
-@pytest.mark.parametrize(
-    ("backend", "block"),
-    [(name, block) for name in ("gpu", "gpu sm_90a") for block in (32, 64, 128) if (name, block) != ("gpu sm_90a", 32)],
-)
-@pytest.mark.parametrize("head_dim", [16, 59, 64, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.gpu
-def test_every_kernel_on_a_gpu(backend, dtype, head_dim, block, causal, softmax):
+@pytest.mark.parametrize(
+    ("backend", "block", "head_dim", "dtype"),
+    [
+        *(("gpu sm_80", block, head_dim, torch.float16) for block in (32, 64, 128) for head_dim in (32, 59, 128)),
+        *(("gpu sm_90a", block, head_dim, torch.float16) for block in (64, 128) for head_dim in (59, 128)),
+        *(("gpu sm_70", block, head_dim, torch.float16) for block, head_dim in ((32, 64), (64, 128), (128, 40))),
+        *((f"gpu {arch}", 64, 64, torch.bfloat16) for arch in ("sm_80", "sm_90a")),
+    ],
+)
+def test_every_kernel_on_a_gpu(backend, block, head_dim, dtype):
     q, k, v, dout = random_inputs(777, heads=4, heads_kv=2, head_dim=head_dim, dtype=dtype)
     pattern, lengths = random_pattern(777, block, heads=4), torch.tensor([777, 300])
-    assert_gate(backend, [q, k, v], dout, pattern, block, causal=causal, softmax=softmax, lengths=lengths)
+    for causal in (False, True):
+        for softmax in SOFTMAX:
+            options = {"causal": causal, "softmax": softmax, "lengths": lengths}
+            assert_gate(backend, [q, k, v], dout, pattern, block, **options)
 
 
 @softmaxes
@@ -162,9 +168,9 @@ def test_lengths_hide_whole_blocks_and_what_lies_in_them(backend, causal, softma
 
 @emulated
 @softmaxes
-@pytest.mark.parametrize("block", [64, 128])
-def test_lengths_hide_keys_on_hopper(block, softmax):
-    assert_lengths_hide_keys("emulated sm_90a", block, 64, [200, 0, 70], softmax=softmax)
+@pytest.mark.parametrize(("arch", "block"), [("sm_70", 64), ("sm_90a", 64), ("sm_90a", 128)])
+def test_lengths_hide_keys_in_other_kernels(arch, block, softmax):
+    assert_lengths_hide_keys(f"emulated {arch}", block, 64, [200, 0, 70], softmax=softmax)
 
 
 @softmaxes

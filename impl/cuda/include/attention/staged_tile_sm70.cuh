@@ -3,7 +3,10 @@
 #pragma once
 #include "tensors.cuh"
 
-constexpr int kThreads = 128;
+#ifndef THREADS
+#    define THREADS 128
+#endif
+constexpr int kThreads = THREADS;
 constexpr int kChunk = 8;
 constexpr int kChunks = PADDED_DIM / kChunk;
 
