@@ -9,9 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from impl.cuda.build import Kernel
+from impl.cuda.tensor_map import TensorMap
 
-Arguments = list[Tensor | np.generic]
-Launch = Callable[[Kernel, tuple[int, int, int], Sequence[Tensor | np.generic]], None]
+Arguments = list[Tensor | TensorMap | np.generic]
+Launch = Callable[[Kernel, tuple[int, int, int], Sequence[Tensor | TensorMap | np.generic]], None]
 
 
 @dataclass(frozen=True)
