@@ -12,7 +12,9 @@ from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
 from impl.spark_attention.kernels import sm90
 
-_KEYS_IN_L2 = 2**22  # elements: 16 MiB with the values
+# Elements of the keys of the heads whose tiles are taken together; with the values 16 MiB of L2. A causal mask makes
+# long and short tiles, and of more heads they even out.
+_KEYS_TOGETHER = {False: 2**22, True: 2**23}
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> bool:
@@ -35,11 +37,11 @@ def forward_call(
     batch, heads, seqlen_q, head_dim = q.shape
     seqlen_k = k.shape[2]
     padded_dim = 64 if head_dim <= 64 else 128
-    block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, causal, seqlen_k)
+    block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, seqlen_k)
     kernel = sm90.forward_kernel(padded_dim, block_n, q.dtype == torch.bfloat16)
     query_tiles = -(-seqlen_q // block_m)
     tiles = query_tiles * heads * batch
-    heads_together = max(1, _KEYS_IN_L2 // (seqlen_k * padded_dim))
+    heads_together = max(1, _KEYS_TOGETHER[causal] // (seqlen_k * padded_dim))
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
     sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // k.shape[1], batch, heads_together, causal_offset)
     arguments = [

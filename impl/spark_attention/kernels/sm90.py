@@ -50,10 +50,10 @@ def block_m(padded_dim: int) -> int:
     return 64 * _CONSUMERS[padded_dim]
 
 
-def block_n(padded_dim: int, causal: bool, seqlen_k: int) -> int:
-    """Keys of a tile: as many as registers allow; but a causal mask wastes half of a diagonal tile, which short
-    sequences feel."""
-    return 128 if padded_dim == 64 or (causal and seqlen_k < 2048) else 176
+def block_n(padded_dim: int, seqlen_k: int) -> int:
+    """Keys of a tile: as many as registers allow; but two buffers for Q, which short sequences feel, leave room for
+    fewer."""
+    return 128 if padded_dim == 64 or seqlen_k < 2048 else 176
 
 
 BACKWARD_KEYS = 128

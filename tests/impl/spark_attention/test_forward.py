@@ -68,8 +68,9 @@ def test_causal_is_aligned_bottom_right(backend, lengths):
 
 
 @pytest.mark.parametrize("backend", [EMULATED_SM90])
-def test_causal_with_the_larger_tiles_of_long_sequences(backend):
-    params = case(seqlen_q=200, seqlen_k=2100, head_dim=128, causal=True, num_heads=1)
+@causal_or_not
+def test_the_larger_tiles_of_long_sequences(backend, causal):
+    params = case(seqlen_q=200, seqlen_k=2100, head_dim=128, causal=causal, num_heads=1)
     check(params, inputs_of(params, backend), backend)
 
 
