@@ -11,6 +11,9 @@
     int seqlen, int head_dim, int batch, int num_heads, int group, int patterns, int blocks, int heads_together, \
         int causal, float softmax_scale
 
+#define SIZE_ARGUMENTS \
+    seqlen, head_dim, batch, num_heads, group, patterns, blocks, heads_together, causal, softmax_scale
+
 #define FORWARD_PARAMETERS                                                                                          \
     const Element *__restrict__ q, const Element *__restrict__ k, const Element *__restrict__ v,                    \
         Element *__restrict__ out, float *__restrict__ lse, const int *__restrict__ rows,                           \

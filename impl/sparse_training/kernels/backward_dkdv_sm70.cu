@@ -12,8 +12,6 @@
 #include "attention/recompute_transposed_sm70.cuh"
 #include "block_lists.cuh"
 
-constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
-
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_backward_dkdv_sm70(DKDV_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* k_tile = reinterpret_cast<uint4*>(shared_memory);
@@ -41,25 +39,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     }
     __syncthreads();  // the loop's own is not enough where no query comes by
 
-    int head = work.head * group - 1, tile = 0, end = 0;
+    QueryWalk walk = {work.head * group - 1, 0, 0};
     int query = 0;  // the tile's first
     const auto fetch_next = [&] {
-        const int* lists = lists_of(columns, blocks, patterns, max(head, 0));
-        while (tile == end) {
-            if (++head == (work.head + 1) * group) return false;
-            lists = lists_of(columns, blocks, patterns, head);
-            const BlockList list = block_list(lists, blocks, work.block);
-            tile = list.start * kTilesPerBlock;
-            end = tile + list.count * kTilesPerBlock;
-            while (causal && tile < end && list_entries(lists, blocks)[tile / kTilesPerBlock] < work.block)
-                tile += kTilesPerBlock;  // its queries see no key
-        }
-        query = list_entries(lists, blocks)[tile / kTilesPerBlock] * BLOCK + tile % kTilesPerBlock * BLOCK_N;
-        ++tile;
-        staged_q.fetch(rows_of(q, work.batch, q_batch_stride, head, q_head_stride, q_row_stride, seqlen), query,
+        if (!next_tile<BLOCK_N>(walk, query, columns, work.block, (work.head + 1) * group, blocks, patterns, causal))
+            return false;
+        staged_q.fetch(rows_of(q, work.batch, q_batch_stride, walk.head, q_head_stride, q_row_stride, seqlen), query,
                        head_dim);
-        staged_dout.fetch(rows_of(dout, work.batch, dout_batch_stride, head, dout_head_stride, dout_row_stride, seqlen),
-                          query, head_dim);
+        staged_dout.fetch(
+            rows_of(dout, work.batch, dout_batch_stride, walk.head, dout_head_stride, dout_row_stride, seqlen), query,
+            head_dim);
         return true;
     };
 
@@ -70,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         staged_dout.store(dout_tile);
         __syncthreads();
 
-        const long long batch_head = static_cast<long long>(work.batch) * num_heads + head;
+        const long long batch_head = static_cast<long long>(work.batch) * num_heads + walk.head;
         const float2 statistic = statistics[batch_head * blocks * BLOCK + query + lane % BLOCK_N];
         const RowStatistics of_lane = {statistic.x, statistic.y};
         Probabilities p[kRowTiles][kKeyTiles], ds[kRowTiles][kKeyTiles];

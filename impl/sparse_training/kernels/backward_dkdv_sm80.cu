@@ -13,8 +13,7 @@
 
 constexpr int kWarpKeys = 32;
 constexpr int kKeyTiles = kWarpKeys / 16;
-constexpr int kRows = 32;  // queries of a step
-constexpr int kTilesPerBlock = BLOCK / kRows;
+constexpr int kRows = 32;          // queries of a step
 constexpr int kSharing = SHARING;  // warps that share keys, 1 or 2
 constexpr int kThreads = BLOCK * kSharing;
 constexpr int kRowTiles = kRows / kSharing / 8;
@@ -46,22 +45,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
     k += work.batch * k_batch_stride + work.head * k_head_stride + first_key * k_row_stride;
     v += work.batch * v_batch_stride + work.head * v_head_stride + first_key * v_row_stride;
-    // Walks over the query tiles that the keys are kept with, through the query heads of the group. Registers are
-    // short: addresses are made of the parameters at each tile.
-    int head = work.head * group - 1, tile = 0, end = 0;
+    // Registers are short: addresses are made of the parameters at each tile.
+    QueryWalk walk = {work.head * group - 1, 0, 0};
     int row;  // the tile's first
     const auto load_next = [&](int stage) {
-        const int* lists = lists_of(columns, blocks, patterns, head);
-        while (tile == end) {
-            if (++head == (work.head + 1) * group) return false;
-            lists = lists_of(columns, blocks, patterns, head);
-            const BlockList list = block_list(lists, blocks, work.block);
-            tile = list.start * kTilesPerBlock;
-            end = tile + list.count * kTilesPerBlock;
-            while (causal && tile < end && list_entries(lists, blocks)[tile / kTilesPerBlock] < work.block)
-                tile += kTilesPerBlock;  // its queries see no key
-        }
-        row = list_entries(lists, blocks)[tile / kTilesPerBlock] * BLOCK + tile % kTilesPerBlock * kRows;
+        if (!next_tile<kRows>(walk, row, columns, work.block, (work.head + 1) * group, blocks, patterns, causal))
+            return false;
+        const int head = walk.head;
         const long long batch_head = static_cast<long long>(work.batch) * num_heads + head;
         if (threadIdx.x < kRows / 2)
             copy_async_16(statistics_tiles + stage * kRows + threadIdx.x * 2,
@@ -75,7 +65,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             thread_chunk(dout + work.batch * dout_batch_stride + head * dout_head_stride + row * dout_row_stride,
                          dout_row_stride),
             dout_row_stride, seqlen - row, head_dim);
-        ++tile;
         return true;
     };
 

@@ -15,7 +15,7 @@ constexpr int kStatisticsBytes = kTileRows * sizeof(float2);
 struct Barriers {
     unsigned long long rows_full, full[STAGES];
     int tile_row[STAGES];  // the first query of each tile; -1 past the last
-    int head, tile, end;   // how far the thread that loads has come
+    QueryWalk walk;        // how far the thread that loads has come
 };
 
 // Scores of queries that do not see their key become -inf. `key` is the thread's upper key, `row` the tile's first
@@ -51,44 +51,31 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     __syncthreads();
 
     const int heads_kv = num_heads / group;
-    const Work work = take_work<kTilesPerBlock>(columns, blocks, patterns, heads_kv, group, batch, heads_together);
+    const Work work = take_work<BLOCK / kTileRows>(columns, blocks, patterns, heads_kv, group, batch, heads_together);
     const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
     const int first_key = work.block * BLOCK + work.part * kTileRows;
 
-    // Walks over the query tiles, through the heads of the group. One thread does; its state would take registers of
-    // all.
+    // One thread walks over the query tiles; its state would take registers of all.
     const auto load = [&](int step) {
         if (threadIdx.x > 0) return;
         const unsigned stage = stage_of<STAGES>(step);
-        int head = barriers.head, tile = barriers.tile, end = barriers.end;
-        const int* lists = lists_of(columns, blocks, patterns, max(head, 0));
-        while (tile == end && ++head < (work.head + 1) * group) {
-            lists = lists_of(columns, blocks, patterns, head);
-            const BlockList list = block_list(lists, blocks, work.block);
-            tile = list.start * kTilesPerBlock;
-            end = tile + list.count * kTilesPerBlock;
-            while (causal && tile < end && list_entries(lists, blocks)[tile / kTilesPerBlock] < work.block)
-                tile += kTilesPerBlock;  // its queries see no key
-        }
-        int row = -1;
-        if (tile < end) {
-            row = list_entries(lists, blocks)[tile / kTilesPerBlock] * BLOCK + tile % kTilesPerBlock * kTileRows;
-            ++tile;
-        }
-        barriers.head = head, barriers.tile = tile, barriers.end = end;
+        QueryWalk walk = barriers.walk;
+        int row;
+        if (!next_tile<kTileRows>(walk, row, columns, work.block, (work.head + 1) * group, blocks, patterns, causal))
+            row = -1;
+        barriers.walk = walk;
         barriers.tile_row[stage] = row;
         if (row < 0) return mbarrier_arrive(&barriers.full[stage]);
-        const long long batch_head = static_cast<long long>(work.batch) * num_heads + head;
+        const long long batch_head = static_cast<long long>(work.batch) * num_heads + walk.head;
         mbarrier_arrive_expect(&barriers.full[stage], 2 * kTileBytes + kStatisticsBytes);
-        load_rows(q_tiles + stage * kTileBytes, &q_map, &barriers.full[stage], row, head, work.batch);
-        load_rows(dout_tiles + stage * kTileBytes, &dout_map, &barriers.full[stage], row, head, work.batch);
+        load_rows(q_tiles + stage * kTileBytes, &q_map, &barriers.full[stage], row, walk.head, work.batch);
+        load_rows(dout_tiles + stage * kTileBytes, &dout_map, &barriers.full[stage], row, walk.head, work.batch);
         bulk_load(statistics_tiles + stage * kStatisticsBytes, statistics + batch_head * blocks * BLOCK + row,
                   kStatisticsBytes, &barriers.full[stage]);
     };
     if (threadIdx.x == 0) {
         // Past the last head where no key counts.
-        barriers.head = first_key < keys ? work.head * group - 1 : (work.head + 1) * group;
-        barriers.tile = barriers.end = 0;
+        barriers.walk = {first_key < keys ? work.head * group - 1 : (work.head + 1) * group, 0, 0};
         mbarrier_arrive_expect(&barriers.rows_full, 2 * kTileBytes);
         load_rows(k_tile, &k_map, &barriers.rows_full, first_key, work.head, work.batch);
         load_rows(v_tile, &v_map, &barriers.rows_full, first_key, work.head, work.batch);

@@ -11,8 +11,6 @@
 #include "attention/row_products_sm70.cuh"
 #include "block_lists.cuh"
 
-constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
-
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_backward_dq_sm70(DQ_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
@@ -20,15 +18,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     uint4* k_tile = dout_tile + BLOCK * kChunks;
     uint4* v_tile = k_tile + BLOCK_N * kChunks;
 
-    const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
-    const auto key_of = [&](int step) {
-        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * BLOCK_N;
-    };
+    const KeyWalk<BLOCK_N> walk = walk_keys<BLOCK_N>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
 
     const int lane = threadIdx.x % 32;
     const int warp_first = threadIdx.x / 32 * kWarpRows, first_row = block_row + warp_first;
@@ -69,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     Output output = {};
     int key = 0;
     if (steps > 0) {
-        key = key_of(0);
+        key = walk.key(0);
         staged_k.fetch(k_rows, key, head_dim);
         staged_v.fetch(v_rows, key, head_dim);
     }
@@ -79,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         staged_v.store(v_tile);
         __syncthreads();
         if (step + 1 < steps) {
-            key = key_of(step + 1);
+            key = walk.key(step + 1);
             staged_k.fetch(k_rows, key, head_dim);
             staged_v.fetch(v_rows, key, head_dim);
         }

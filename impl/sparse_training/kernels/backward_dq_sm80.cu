@@ -24,7 +24,6 @@ constexpr int kWarpRows = 32;
 constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kKeys = PADDED_DIM > 64 ? 16 : 32;  // of a step
 constexpr int kKeyTiles = kKeys / 8;
-constexpr int kTilesPerBlock = BLOCK / kKeys;
 constexpr int kStage = kKeys * PADDED_DIM;
 constexpr bool kHeld = PADDED_DIM <= 64;
 constexpr int kHeldSteps = kHeld ? PADDED_DIM / 16 : 1;
@@ -67,12 +66,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     Element* k_tiles = dout_tile + BLOCK * PADDED_DIM;
     Element* v_tiles = k_tiles + 2 * kStage;
 
-    const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
+    const KeyWalk<kKeys> walk = walk_keys<kKeys>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
 
     const int lane = threadIdx.x % 32;
     const int warp_row = threadIdx.x / 32 * kWarpRows;
@@ -90,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
     int key = 0;
     const auto load_keys = [&](int step, int stage) {
-        key = list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * kKeys;
+        key = walk.key(step);
         load_tile<kKeys, kThreads>(k_tiles + stage * kStage, k + key * k_row_stride, k_row_stride, keys - key,
                                    head_dim);
         load_tile<kKeys, kThreads>(v_tiles + stage * kStage, v + key * v_row_stride, v_row_stride, keys - key,

@@ -34,19 +34,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     }
     __syncthreads();
 
-    const Work work = take_work<kTilesPerBlock>(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK + work.part * kTileRows;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + kTileRows, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
-    const auto key_of = [&](int step) {
-        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * kTileRows;
-    };
+    const KeyWalk<kTileRows> walk = walk_keys<kTileRows, kTileRows>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
     const auto load = [&](int step) {
         if (threadIdx.x > 0 || step >= steps) return;
         const unsigned stage = stage_of<STAGES>(step);
-        const int key = key_of(step), head = work.head / group;
+        const int key = walk.key(step), head = work.head / group;
         mbarrier_arrive_expect(&barriers.full[stage], 2 * kTileBytes);
         load_rows(k_tiles + stage * kTileBytes, &k_map, &barriers.full[stage], key, head, work.batch);
         load_rows(v_tiles + stage * kTileBytes, &v_map, &barriers.full[stage], key, head, work.batch);
@@ -118,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             accumulate_tile(dq_sum, ds, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
         };
 
-        int key = key_of(0);
+        int key = walk.key(0);
         mbarrier_wait(&barriers.rows_full, 0);
         start_scores(0, key);
         wgmma_wait<0>();
@@ -126,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         pin_registers(dp);
         for (int step = 0; step + 1 < steps; ++step) {
             finish_scores(step, key);
-            key = key_of(step + 1);
+            key = walk.key(step + 1);
             start_scores(step + 1, key);
             wgmma_wait<0>();
             pin_registers(s);

@@ -7,6 +7,7 @@
 // A grid has one block for each list of each head of each sequence. It takes `heads_together` heads at a time, so that
 // their tensors fit in L2, and their longest lists first: the grid ends with short ones.
 #pragma once
+#include "arguments.cuh"
 
 __device__ __forceinline__ const int* lists_of(const int* lists, int blocks, int patterns, int head) {
     return patterns == 1 ? lists : lists + head * (blocks * (blocks + 2) + 1);
@@ -62,4 +63,59 @@ __device__ __forceinline__ Work take_work(const int* lists, int blocks, int patt
     const int batch_head = first + rest % together, head = batch_head % heads;
     const int block = lists_of(lists, blocks, patterns, head * group)[turn / PARTS];
     return {block, turn % PARTS, head, batch_head / heads, batch_head};
+}
+
+// The walk of a block of threads over the key blocks of its query block, TILE keys a step.
+template <int TILE>
+struct KeyWalk {
+    Work work;
+    int first_row;            // of the queries
+    int keys, causal_offset;  // how many keys of the sequence count; for visible_keys
+    KeyBlocks blocks;
+    int steps;
+
+    __device__ __forceinline__ int key(int step) const {
+        return blocks.entries[step / (BLOCK / TILE)] * BLOCK + step % (BLOCK / TILE) * TILE;
+    }
+};
+
+// ROWS queries belong to a block of threads.
+template <int TILE, int ROWS = BLOCK>
+__device__ __forceinline__ KeyWalk<TILE> walk_keys(const int* rows, const int* lengths, SIZES) {
+    KeyWalk<TILE> walk;
+    walk.work = take_work<BLOCK / ROWS>(rows, blocks, patterns, num_heads, 1, batch, heads_together);
+    walk.first_row = walk.work.block * BLOCK + walk.work.part * ROWS;
+    walk.keys = key_count(lengths, walk.work.batch, seqlen);
+    walk.causal_offset = causal ? 0 : walk.keys;
+    const int last_row = min(walk.first_row + ROWS, seqlen) - 1;
+    walk.blocks = visible_blocks(lists_of(rows, blocks, patterns, walk.work.head), blocks, walk.work.block,
+                                 visible_keys(last_row, walk.keys, walk.causal_offset));
+    walk.steps = walk.blocks.count * (BLOCK / TILE);
+    return walk;
+}
+
+// A walk over the query blocks of a key block, TILE queries a step, through the query heads of its group.
+struct QueryWalk {
+    int head;       // of the tile
+    int next, end;  // tiles of the head's list
+};
+
+// Goes on to the next tile: `row` is its first. False past the last, before `end_head`.
+template <int TILE>
+__device__ __forceinline__ bool next_tile(QueryWalk& walk, int& row, const int* columns, int block, int end_head,
+                                          int blocks, int patterns, int causal) {
+    const int* lists = lists_of(columns, blocks, patterns, max(walk.head, 0));
+    while (walk.next == walk.end) {
+        if (++walk.head >= end_head) return false;
+        lists = lists_of(columns, blocks, patterns, walk.head);
+        const BlockList list = block_list(lists, blocks, block);
+        walk.next = list.start * (BLOCK / TILE);
+        walk.end = walk.next + list.count * (BLOCK / TILE);
+        // Under a causal mask the queries of earlier blocks do not see these keys.
+        while (causal && walk.next < walk.end && list_entries(lists, blocks)[walk.next / (BLOCK / TILE)] < block)
+            walk.next += BLOCK / TILE;
+    }
+    row = list_entries(lists, blocks)[walk.next / (BLOCK / TILE)] * BLOCK + walk.next % (BLOCK / TILE) * TILE;
+    ++walk.next;
+    return true;
 }

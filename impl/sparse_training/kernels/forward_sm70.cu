@@ -12,23 +12,15 @@
 #include "attention/softmax_sm70.cuh"
 #include "block_lists.cuh"
 
-constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
-
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_forward_sm70(FORWARD_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
     uint4* k_tile = q_tile + BLOCK * kChunks;
     uint4* v_tile = k_tile + BLOCK_N * kChunks;
 
-    const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
-    const auto key_of = [&](int step) {
-        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * BLOCK_N;
-    };
+    const KeyWalk<BLOCK_N> walk = walk_keys<BLOCK_N>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
 
     const int lane = threadIdx.x % 32;
     const int warp_first = threadIdx.x / 32 * kWarpRows, first_row = block_row + warp_first;
@@ -46,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 #pragma unroll
         for (int r = 0; r < kLaneRows; ++r) {
             const int visible = visible_keys(first_row + m * 16 + warp_row(lane, r), keys, causal_offset);
-            const int pruned = pruned_as_zero ? pruned_keys(list, visible) : 0;
+            const int pruned = pruned_as_zero ? pruned_keys(walk.blocks, visible) : 0;
             state.base[m][r] = pruned > 0 ? 0.0f : -infinity();
             state.sum[m][r] = warp_column(lane, 0) == 0 ? pruned : 0.0f;
         }
@@ -58,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             staged.fetch(q_rows, block_row + row, head_dim);
             staged.store(q_tile + row * kChunks);
         }
-        key = key_of(0);
+        key = walk.key(0);
         staged.fetch(k_rows, key, head_dim);
         staged.store(k_tile);
         __syncthreads();
@@ -83,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         __syncthreads();
 
         const bool is_last = step + 1 == steps;
-        key = is_last ? 0 : key_of(step + 1);
+        key = is_last ? 0 : walk.key(step + 1);
         if (!is_last) staged.fetch(k_rows, key, head_dim);
         multiply_nn(output, p, v_tile, lane);
         if (!is_last) staged.store(k_tile);

@@ -14,10 +14,10 @@
 #include "attention/forward_sm80.cuh"
 #include "attention/mask_sm80.cuh"
 #include "block_lists.cuh"
+#include "registers.cuh"
 
 constexpr int kThreads = BLOCK;
-constexpr int kTilesPerBlock = BLOCK / BLOCK_N;
-constexpr int kScoreUnroll = 4;
+constexpr int kScoreUnroll = PADDED_DIM == 128 ? 2 : 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_forward_sm80(FORWARD_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -25,19 +25,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     Element* k_tile = q_tile + BLOCK * PADDED_DIM;
     Element* v_tile = k_tile + BLOCK_N * PADDED_DIM;
 
-    const Work work = take_work(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + BLOCK, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
-    const auto key_of = [&](int step) {
-        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * BLOCK_N;
-    };
+    const KeyWalk<BLOCK_N> walk = walk_keys<BLOCK_N>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
 
     const int lane = threadIdx.x % 32;
     const int warp_row = threadIdx.x / 32 * kWarpRows;
-    const int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane), v_offset = q_offset;
+    int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane);
     Element* warp_q_tile = q_tile + warp_row * PADDED_DIM;
     // This lane's rows of row tile m are first_row + 16 m and 8 below.
     const int first_row = block_row + warp_row + lane / 4;
@@ -51,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
     int key = 0;
     if (steps > 0) {
-        key = key_of(0);
+        key = walk.key(0);
         load_tile<BLOCK, kThreads>(q_tile, q, q_row_stride, seqlen - block_row, head_dim);
         load_tile<BLOCK_N, kThreads>(k_tile, k + key * k_row_stride, k_row_stride, keys - key, head_dim);
     }
@@ -62,20 +56,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int pruned = pruned_as_zero
-                                   ? pruned_keys(list, visible_keys(first_row + m * 16 + half * 8, keys, causal_offset))
-                                   : 0;
+            const int pruned =
+                pruned_as_zero
+                    ? pruned_keys(walk.blocks, visible_keys(first_row + m * 16 + half * 8, keys, causal_offset))
+                    : 0;
             row_max[m][half] = pruned > 0 ? 0.0f : -infinity();
             row_sum[m][half] = lane % 4 == 0 ? pruned : 0.0f;
         }
 
     for (int step = 0; step < steps; ++step) {
         const bool is_last = step + 1 == steps;
-        const int next_key = is_last ? 0 : key_of(step + 1);
+        const int next_key = is_last ? 0 : walk.key(step + 1);
         copy_async_wait<0>();
         __syncthreads();
         load_tile<BLOCK_N, kThreads>(v_tile, v + key * v_row_stride, v_row_stride, keys - key, head_dim);
 
+        forget_origin(q_offset);
+        forget_origin(k_offset);
         Scores scores;
         multiply_transposed<kScoreUnroll>(scores, warp_q_tile, k_tile, q_offset, k_offset);
 
@@ -86,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
         if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, keys, causal_offset, lane);
         online_softmax(scores, row_max, row_sum, accumulator, scale_log2);
-        multiply_values(accumulator, scores, v_tile, v_offset);
+        multiply_values(accumulator, scores, v_tile, q_offset);
         key = next_key;
     }
 

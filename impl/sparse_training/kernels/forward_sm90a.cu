@@ -35,20 +35,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     }
     __syncthreads();
 
-    const Work work = take_work<kTilesPerBlock>(rows, blocks, patterns, num_heads, 1, batch, heads_together);
-    const int keys = key_count(lengths, work.batch, seqlen), causal_offset = causal ? 0 : keys;
-    const int block_row = work.block * BLOCK + work.part * kTileRows;
-    const KeyBlocks list = visible_blocks(lists_of(rows, blocks, patterns, work.head), blocks, work.block,
-                                          visible_keys(min(block_row + kTileRows, seqlen) - 1, keys, causal_offset));
-    const int steps = list.count * kTilesPerBlock;
-    const auto key_of = [&](int step) {
-        return list.entries[step / kTilesPerBlock] * BLOCK + step % kTilesPerBlock * kTileRows;
-    };
+    const KeyWalk<kTileRows> walk = walk_keys<kTileRows, kTileRows>(rows, lengths, SIZE_ARGUMENTS);
+    const Work& work = walk.work;
+    const int keys = walk.keys, causal_offset = walk.causal_offset, block_row = walk.first_row, steps = walk.steps;
     const auto load = [&](unsigned char* tiles, const TensorMap* map, unsigned long long* full, int step) {
         if (threadIdx.x > 0 || step >= steps) return;
         const unsigned stage = stage_of<STAGES>(step);
         mbarrier_arrive_expect(&full[stage], kTileBytes);
-        load_rows(tiles + stage * kTileBytes, map, &full[stage], key_of(step), work.head / group, work.batch);
+        load_rows(tiles + stage * kTileBytes, map, &full[stage], walk.key(step), work.head / group, work.batch);
     };
     if (threadIdx.x == 0 && steps > 0) {
         mbarrier_arrive_expect(&barriers.q_full, kTileBytes);
@@ -71,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     RowState state;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int pruned = pruned_as_zero ? pruned_keys(list, visible_keys(row + 8 * half, keys, causal_offset)) : 0;
+        const int pruned =
+            pruned_as_zero ? pruned_keys(walk.blocks, visible_keys(row + 8 * half, keys, causal_offset)) : 0;
         state.maximum[half] = pruned > 0 ? 0.0f : -infinity();
         state.sum[half] = lane % 4 == 0 ? pruned : 0.0f;
     }
@@ -104,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             pack_probabilities(p, scores);
         };
 
-        int key = key_of(0);
+        int key = walk.key(0);
         mbarrier_wait(&barriers.q_full, 0);
         start_keys(0);
         wgmma_wait<0>();
@@ -115,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         for (int step = 0; step + 1 < steps; ++step) {
             start_values(step, key);
             start_keys(step + 1);
-            key = key_of(step + 1);
+            key = walk.key(step + 1);
             wgmma_wait<0>();
             pin_registers(scores);
             pin_registers(output);

@@ -8,7 +8,7 @@
 #include "tma.cuh"
 
 constexpr int kThreads = kGroup;
-constexpr int kTileRows = BLOCK_N, kTilesPerBlock = BLOCK / kTileRows;
+constexpr int kTileRows = BLOCK_N;
 constexpr int kPanelBytes = kTileRows * kRowBytes, kTileBytes = kPanels * kPanelBytes;
 
 // One thread asks for the tile that starts at `row`.
