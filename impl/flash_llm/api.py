@@ -14,6 +14,7 @@ from impl.flash_llm import reference
 from impl.flash_llm.formats import FORMATS, SparseMatrix
 from impl.flash_llm.kernels import Device, Plan, Problem, choose_plan
 from impl.flash_llm.kernels.expand import expand as expand_by
+from impl.flash_llm.kernels.plan import aligned_rows
 
 _INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -70,7 +71,7 @@ def _spmm(data: Tensor, offsets: Tensor, x: Tensor, m: int, kind: str, longest: 
 
     _check_dtype(x)
     plan = _plan(data, offsets, x, m, kind, longest, split_k)
-    return plan.multiply(data, offsets, x if x.stride(1) == 1 else x.contiguous(), m, launch)
+    return plan.multiply(data, offsets, x if x.stride(1) == 1 else aligned_rows(x), m, launch)
 
 
 @_spmm.register_kernel("cpu")

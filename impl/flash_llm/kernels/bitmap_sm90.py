@@ -15,7 +15,7 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
 from impl.flash_llm.formats.bitmap import BLOCK_COLS, BLOCK_ROWS, LANES, Bitmap
-from impl.flash_llm.kernels.plan import Device, Problem, check_split_k
+from impl.flash_llm.kernels.plan import Device, Problem, aligned_rows, check_split_k
 
 _WARPS = 8
 _TILE_M = BLOCK_ROWS * _WARPS
@@ -84,7 +84,9 @@ class SharedPlan:
         tiles, tiles_n = -(-m // self.tile_m), -(-n // self.tile_n)
         y = torch.empty(m, n, dtype=torch.float16, device=x.device)
         partials = torch.empty(tiles_n, self.blocks, 2, self.tile_m * self.tile_n, device=x.device)
-        x_map = TensorMap(_loadable(x)[None, None], BLOCK_COLS, self.tile_n)
+        if not loadable(x[None, None]):
+            x = aligned_rows(x)
+        x_map = TensorMap(x[None, None], BLOCK_COLS, self.tile_n)
         sizes = map(np.int32, (m, n, Bitmap.grid(m, k)[1], self.stage_lines))
         arguments = (x_map, data, offsets, y, partials, _counters(x.device, tiles * tiles_n), *sizes)
         launch(self.kernel, (self.blocks, tiles_n, 1), arguments)
@@ -109,16 +111,11 @@ def choose_plan(problem: Problem, device: Device, split_k: int | None = None) ->
     return SharedPlan(kernel, _TILE_M, tile_n, blocks, -(-blocks // tiles), problem.longest)
 
 
-def _loadable(x: Tensor) -> Tensor:
-    """x, or a copy of it whose rows begin at multiples of 16 bytes."""
-    if loadable(x[None, None]):
-        return x
-    k, n = x.shape
-    return x.new_empty(k, -(-n // 8) * 8)[:, :n].copy_(x)
-
-
 def _counters(device: torch.device, tiles: int) -> Tensor:
-    """Zeros, of which every launch leaves zeros: one tensor for all launches of a stream."""
+    """Zeros, of which every launch leaves zeros: one tensor for all launches of a stream; in a CUDA graph its own, for
+    the one that was captured before may never run."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return torch.zeros(tiles, dtype=torch.int32, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return _zeros(device, stream, 1 << (tiles - 1).bit_length())
 

@@ -91,6 +91,12 @@ class Plan:
         return out if whole else _sum_parts(out, launch)
 
 
+def aligned_rows(x: Tensor) -> Tensor:
+    """A copy of x [k, n] float16 whose rows begin at multiples of 16 bytes, columns adjacent."""
+    k, n = x.shape
+    return x.new_empty(k, -(-n // 8) * 8)[:, :n].copy_(x)
+
+
 def _sum_parts(partials: Tensor, launch: Callable[..., None]) -> Tensor:
     """The sum [m, n] float16 of partial sums [split_k, m, n] float32, in order."""
     split_k, m, n = partials.shape

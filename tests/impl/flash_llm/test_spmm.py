@@ -168,6 +168,22 @@ def test_op_on_a_gpu(kind, n):
 
 
 @pytest.mark.gpu
+def test_a_graph_needs_no_other_to_run_before_it(kind):
+    w, x = random_sparse(1000, 3000, 0.2), torch.randn(3000, 16).half()
+    weight, on_gpu, graphs = kind.from_dense(w.cuda()), x.cuda(), []
+    torch.cuda.empty_cache()
+    for _ in range(2):
+        graphs.append((torch.cuda.CUDAGraph(), []))
+        with torch.cuda.graph(graphs[-1][0]):
+            graphs[-1][1].append(spmm(weight, on_gpu))
+    for graph, (y,) in reversed(graphs):
+        y.fill_(torch.nan)
+        graph.replay()
+        assert_is_product(y.cpu(), w, x)
+    assert_is_product(spmm(weight, on_gpu).cpu(), w, x)
+
+
+@pytest.mark.gpu
 def test_calls_leave_no_memory_behind(kind):
     weight, x = kind.from_dense(random_sparse(512, 2048, 0.2).cuda()), torch.randn(2048, 8).half().cuda()
     spmm(weight, x)
