@@ -18,8 +18,14 @@ _MOST_HEADS_TOGETHER = 16
 
 
 def source_arch(q: Tensor, block: int) -> str:
-    """The architecture whose kernels serve tensors like `q`: on a CPU, which emulates any, "sm_80"."""
-    return "sm_70" if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0) else "sm_80"
+    """The architecture whose kernels serve tensors like `q` best: on a CPU, which emulates any, "sm_80".
+
+    Those for Hopper lack blocks of 32, and would compute a head_dim of 32 as 64.
+    """
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (8, 0)
+    if capability == (9, 0) and block in sm90.BLOCKS and q.shape[-1] > sm80.PADDED_DIMS[0]:
+        return "sm_90a"
+    return "sm_80" if capability >= (8, 0) else "sm_70"
 
 
 def refusal(q: Tensor, block: int) -> str | None:

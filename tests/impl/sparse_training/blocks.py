@@ -15,7 +15,7 @@ from impl.sparse_training.kernels import attention
 SOFTMAX = ["renormalised", "pruned_as_zero"]
 emulated = pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
 EMULATED = pytest.param("emulated sm_80", marks=emulated)
-GPU, GPU_SM90 = (pytest.param(name, marks=pytest.mark.gpu) for name in ("gpu", "gpu sm_90a"))  # the op; those kernels
+GPU, GPU_SM80 = (pytest.param(name, marks=pytest.mark.gpu) for name in ("gpu", "gpu sm_80"))  # the op; those kernels
 KERNELS = [EMULATED, GPU]
 everywhere = pytest.mark.parametrize("backend", ["reference", *KERNELS])
 

@@ -11,7 +11,7 @@ from impl.sparse_training.block_pattern import BlockPattern
 from impl.sparse_training.kernels import attention
 from tests.impl.sparse_training.blocks import (
     GPU,
-    GPU_SM90,
+    GPU_SM80,
     KERNELS,
     SOFTMAX,
     assert_gate,
@@ -238,7 +238,7 @@ def test_two_runs_are_bitwise_equal(backend):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-@pytest.mark.parametrize("backend", [GPU, GPU_SM90])
+@pytest.mark.parametrize("backend", [GPU, GPU_SM80])
 def test_thirty_runs_with_skewed_lists_are_bitwise_equal(backend):
     q, k, v, dout = random_inputs(4096, heads=4, head_dim=64)
     pattern = random_pattern(4096, 64, density=0.05)
