@@ -21,7 +21,7 @@ from impl.cuda.model.modelled import Modelled, all_modelled, count_traffic
 
 RESOURCES = ("issue", "registers", "tensor", "fma", "alu", "transcendental", "shared", "L2")
 ESTIMATED = {field.name for field in dataclasses.fields(Estimate)} - {"demand"}
-SHORTEST = 1024  # seqlen of records that are compared: the model has no beginning and no end of a block
+SHORTEST = 4096  # seqlen of records that are compared: the model has no beginning and no end of a block
 
 
 def _column(description: str) -> float | None:
@@ -62,7 +62,7 @@ class ModelRow(BaseModel):
     bound_tflops: float | None = _column("modelled TFLOP/s if the most used resource were always in use")
     model_tflops: float | None = _column("modelled TFLOP/s, of Tensor-Core work; not a measurement")
     measured_tflops: float | None = _column(
-        f"geometric mean of this run's records of the kernel, no mask, seqlen >= {SHORTEST}; null where it has none"
+        f"geometric mean of this run's records of the kernel: no mask, seqlen >= {SHORTEST}; SpMM at 60 % zeros"
     )
     measured_cases: int | None = Field(None, description="records in that mean")
     error: float | None = _column("model_tflops / measured_tflops - 1")
@@ -95,9 +95,9 @@ def _row(modelled: Modelled, records: pd.DataFrame | None) -> ModelRow:
     row = ModelRow(
         gpu=gpu.name,
         kernel=kernel.name,
-        op=modelled.op,
-        direction=modelled.direction,
-        head_dim=modelled.head_dim,
+        op=modelled.case["op"],
+        direction=modelled.case.get("direction"),
+        head_dim=modelled.case.get("head_dim"),
         source_arch=kernel.arch,
         built_arch=gpu.arch,
         clock_mhz=gpu.clock_mhz,
@@ -121,14 +121,11 @@ def measured_tflops(records: pd.DataFrame, modelled: Modelled, gpu: Gpu) -> list
         "status": "ok",
         "backend": "kernel",
         "kernel_arch": modelled.kernel.arch,
-        "op": modelled.op,
-        "direction": modelled.direction,
-        "head_dim": modelled.head_dim,
-        "dtype": "float16",
-        "causal": False,
         "built_arch": gpu.arch,
+        **modelled.case,
     }
-    rows = records[records["device_name"].str.contains(gpu.name, na=False) & (records["seqlen_k"] >= SHORTEST)]
+    long = records["seqlen_k"].isna() | (records["seqlen_k"] >= SHORTEST)
+    rows = records[records["device_name"].str.contains(gpu.name, na=False) & long]
     for column, value in wanted.items():
         rows = rows[rows[column] == value]
     return rows["tflops"].dropna().tolist()

@@ -50,7 +50,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
         ax.grid(axis="x")
-        ax.margins(x=0.2)
+        ax.margins(x=0.27)
     handles = [
         Patch(label="bound: the most used resource, named, always in use", **_BOUND),
         Patch(label="model", **_MODEL),

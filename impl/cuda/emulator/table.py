@@ -45,14 +45,16 @@ def _launch_by_name(call: Callable[..., object]) -> Call:
 
 
 def table() -> pd.DataFrame:
-    """The counts of all `calls`."""
+    """The counts of all `calls`, with the same random operands every time."""
     rows = []
-    for shape, call in calls():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for shape, call in calls():
 
-        def launch(kernel, *arguments, shape=shape):
-            rows.extend({"kernel": kernel.name, "shape": shape, **vars(c)} for c in count(kernel, *arguments))
+            def launch(kernel, *arguments, shape=shape):
+                rows.extend({"kernel": kernel.name, "shape": shape, **vars(c)} for c in count(kernel, *arguments))
 
-        call(launch)
+            call(launch)
     by = ["kernel", "shape", "instruction", "bytes"]
     return pd.DataFrame(rows).groupby(by, sort=False).sum(numeric_only=True).reset_index()
 

@@ -1,14 +1,15 @@
 """The main loop of a kernel, and the way through it that the model times.
 
 The main loop is the innermost loop that holds most of the kernel's Tensor-Core instructions. Where it branches, the way
-is taken that has the most of them, then the most accesses to memory, then the fewest other instructions: past masks and
-rescaling, which most passes skip, and not past the loads for the next pass. A loop within it that has Tensor-Core
-instructions is passed as often as the work of a pass needs; one without is passed once.
+is taken that has the most of them; then the one with least of loops that have none, which are for what is left over or
+not aligned; then with most accesses to memory, so not past the loads for the next pass; then with fewest other
+instructions: past masks and rescaling. A loop within it that has Tensor-Core instructions is passed as often as the
+work of a pass needs; one without, where there is no way around it, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from impl.cuda.build import BuildError
 from impl.cuda.sass import Instruction
@@ -41,9 +42,10 @@ def main_path(instructions: Sequence[Instruction], flops: int) -> list[Instructi
     if not loops:
         raise BuildError("the kernel has no loop")
     outer = max(loops, key=lambda loop: (_tensor_count(_body(instructions, loop)), loop[0] - loop[1]))
-    inner = [loop for loop in loops if outer[0] <= loop[0] and loop[1] <= outer[1] and loop != outer]
-    inner = [loop for loop in inner if _tensor_count(_body(instructions, loop))]
-    path = _best_path(_body(instructions, outer))
+    within = [loop for loop in loops if outer[0] <= loop[0] and loop[1] <= outer[1] and loop != outer]
+    inner = [loop for loop in within if _tensor_count(_body(instructions, loop))]
+    left_over = {i.address for loop in within if loop not in inner for i in _body(instructions, loop)}
+    path = _best_path(_body(instructions, outer), left_over)
     done = sum(map(tensor_flops, path))
     for loop in inner:
         again = [i for i in path if loop[0] <= i.address <= loop[1]]
@@ -69,9 +71,9 @@ def _loops(instructions: Sequence[Instruction]) -> list[Loop]:
     return [(i.target, i.address) for i in instructions if i.target is not None and i.target <= i.address]
 
 
-def _best_path(body: Sequence[Instruction]) -> list[Instruction]:
+def _best_path(body: Sequence[Instruction], left_over: Set[int]) -> list[Instruction]:
     """From the first to the last instruction, along branches forward; found from the end."""
-    best: dict[int, tuple[tuple[int, int, int], int | None]] = {}  # address: worth from here on, where to go
+    best: dict[int, tuple[tuple[int, ...], int | None]] = {}  # address: worth from here on, where to go
     places = {instruction.address: place for place, instruction in enumerate(body)}
     last = len(body) - 1
     for place in range(last, -1, -1):
@@ -85,8 +87,8 @@ def _best_path(body: Sequence[Instruction]) -> list[Instruction]:
         options = [(best[p][0], p) for p in nexts if p in best]
         if not options and place != last:
             continue
-        ahead, go = max(options, key=lambda option: option[0]) if options else ((0, 0, 0), None)
-        own = (i.name in TENSOR, i.name in _MEMORY and not i.never, -1)
+        ahead, go = max(options, key=lambda option: option[0]) if options else ((0, 0, 0, 0), None)
+        own = (i.name in TENSOR, -(i.address in left_over), i.name in _MEMORY and not i.never, -1)
         best[place] = (tuple(map(sum, zip(own, ahead, strict=True))), go)
     path, place = [], 0
     while place is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from impl.cuda.build import Kernel
 
@@ -18,11 +20,13 @@ Access = tuple[str, int]  # the emulator's name of an instruction, bytes of a la
 
 @dataclass(frozen=True)
 class Modelled:
-    """A kernel that can be modelled. tensor_flops: of a warp's Tensor-Core instructions in a pass of its main loop."""
+    """A kernel that can be modelled.
 
-    op: str
-    direction: str | None
-    head_dim: int | None
+    tensor_flops: of a warp's Tensor-Core instructions in a pass of its main loop. case: values by column of the records
+    that the estimate can be compared with.
+    """
+
+    case: Mapping[str, Any]
     kernel: Kernel
     tensor_flops: int
 

@@ -12,7 +12,8 @@ _FLOPS = 2  # of a multiply-add
 
 def _modelled(direction: str, padded_dim: int, kernel: Kernel, products: int, scores: int) -> Modelled:
     """products: matrix products of a pass; scores: elements of q k^T of a warp in it."""
-    return Modelled("attention", direction, padded_dim, kernel, _FLOPS * products * scores * padded_dim)
+    case = {"op": "attention", "direction": direction, "head_dim": padded_dim, "causal": False, "dtype": "float16"}
+    return Modelled(case, kernel, _FLOPS * products * scores * padded_dim)
 
 
 def _sm70_forward(padded_dim: int, accumulate_fp16: bool) -> Modelled:

@@ -96,7 +96,7 @@ def estimated(monkeypatch, planted):
         monkeypatch.setattr(module, "disassemble", lambda code: path)
         monkeypatch.setattr(module, "main_path", lambda instructions, flops: instructions)
         monkeypatch.setattr(module, "simulate", lambda *_: Timing(clocks, {"issued": 0.6, "tensor result": 0.4}))
-        return estimate(Modelled("attention", "forward", 64, planted(1), len(path) * 512), V100, {})
+        return estimate(Modelled({"op": "attention"}, planted(1), len(path) * 512), V100, {})
 
     return make
 
@@ -119,8 +119,8 @@ def test_what_is_modelled_is_what_is_built():
     modelled = all_modelled()
     assert {m.kernel for m in modelled} <= kernels
     assert len({m.kernel.name for m in modelled}) == len(modelled)
-    forward = [m for m in modelled if m.direction == "forward" and m.kernel.arch == "sm_70"]
-    assert {m.head_dim for m in forward} == {64, 128}
+    forward = [m for m in modelled if m.case.get("direction") == "forward" and m.kernel.arch == "sm_70"]
+    assert {m.case["head_dim"] for m in forward} == {64, 128}
 
 
 def test_volta_forward_meets_its_bar(instructions_of):

@@ -84,6 +84,20 @@ def test_an_inner_loop_is_passed_as_often_as_the_work_needs(instruction):
         main_path(body, FLOPS // 2)
 
 
+def test_a_loop_for_what_is_left_over_is_gone_around(instruction):
+    body = listing(
+        instruction,
+        (HMMA, "", None),  # 0: the main loop
+        ("BRA", "P0, `(.L_aligned)", 5),
+        ("LDG", "", None),  # 2: element by element
+        ("STS", "", None),
+        ("BRA", "P1, `(.L_left)", 2),
+        ("LDGSTS", "", None),
+        ("BRA", "P2, `(.L_main)", 0),
+    )
+    assert [i.name for i in main_path(body, FLOPS)] == ["HMMA", "BRA", "LDGSTS", "BRA"]
+
+
 def test_no_loop_is_an_error(instruction):
     with pytest.raises(BuildError, match="no loop"):
         main_path([instruction(HMMA)], FLOPS)
