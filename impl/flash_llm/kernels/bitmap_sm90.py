@@ -17,29 +17,26 @@ from impl.cuda.tensor_map import TensorMap, loadable
 from impl.flash_llm.formats.bitmap import BLOCK_COLS, BLOCK_ROWS, LANES, Bitmap
 from impl.flash_llm.kernels.plan import Device, Problem, aligned_rows, check_split_k
 
-_WARPS = 8
-_TILE_M = BLOCK_ROWS * _WARPS
 _STAGES = 2
 _X_STAGES = 2
-_BLOCKS_PER_SM = 2  # for which registers are kept
 _BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block
 _NOMINAL_LINES = 27  # of the longest block, about 80 % zeros: what KERNELS and their reports show
 
 
-def _shared_bytes(tile_n: int, stage_lines: int) -> int:
-    w_bytes = _STAGES * _WARPS * stage_lines * 4 * LANES
-    barriers = 8 * (_STAGES * _WARPS + 2 * _X_STAGES + 1)
+def _shared_bytes(tile_n: int, warps: int, stage_lines: int) -> int:
+    w_bytes = _STAGES * warps * stage_lines * 4 * LANES
+    barriers = 8 * (_STAGES * warps + 2 * _X_STAGES + 1)
     return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + barriers
 
 
-def _spmm_kernel(tile_n: int, unroll: int) -> Kernel:
+def _spmm_kernel(tile_n: int, warps: int, unroll: int, blocks_per_sm: int) -> Kernel:
     macros = {
         "TILE_N": tile_n,
-        "WARPS": _WARPS,
+        "WARPS": warps,
         "STAGES": _STAGES,
         "X_STAGES": _X_STAGES,
         "UNROLL": unroll,
-        "MIN_BLOCKS_PER_SM": _BLOCKS_PER_SM,
+        "MIN_BLOCKS_PER_SM": blocks_per_sm,
     }
     return Kernel(
         name=f"flash_llm_bitmap_sm90a_n{tile_n}",
@@ -47,18 +44,20 @@ def _spmm_kernel(tile_n: int, unroll: int) -> Kernel:
         entry="bitmap_spmm_sm90a",
         arch="sm_90a",
         macros=tuple(macros.items()),
-        threads=32 * _WARPS,
-        dynamic_shared_bytes=_shared_bytes(tile_n, _NOMINAL_LINES),
-        max_registers=128,
-        min_blocks_per_sm=_BLOCKS_PER_SM,
+        threads=32 * warps,
+        dynamic_shared_bytes=_shared_bytes(tile_n, warps, _NOMINAL_LINES),
+        max_registers=65536 // (32 * warps * blocks_per_sm) // 8 * 8,
+        min_blocks_per_sm=blocks_per_sm,
     )
 
 
-SPMM = {  # by the width of the tile; two lines in flight are too many registers for the wider ones
-    8: _spmm_kernel(8, unroll=2),
-    16: _spmm_kernel(16, unroll=2),
-    32: _spmm_kernel(32, unroll=1),
-    64: _spmm_kernel(64, unroll=1),
+# By the width of the tile. The wider ones need more registers for each thread: fewer warps, and in smaller blocks, of
+# which more fit when W is dense.
+SPMM = {
+    8: _spmm_kernel(8, warps=8, unroll=2, blocks_per_sm=2),
+    16: _spmm_kernel(16, warps=8, unroll=2, blocks_per_sm=2),
+    32: _spmm_kernel(32, warps=4, unroll=2, blocks_per_sm=3),
+    64: _spmm_kernel(64, warps=4, unroll=1, blocks_per_sm=3),
 }
 
 
@@ -101,14 +100,17 @@ def choose_plan(problem: Problem, device: Device, split_k: int | None = None) ->
     that: so many blocks for each tile, 1 to the number of segments in k. Raises ValueError beyond that.
     """
     tile_n = next((width for width in SPMM if width >= problem.n), max(SPMM))
-    shared_bytes = _shared_bytes(tile_n, problem.longest)
-    tiles = -(-problem.m // _TILE_M)
+    kernel = SPMM[tile_n]
+    warps = kernel.threads // 32
+    shared_bytes = _shared_bytes(tile_n, warps, problem.longest)
+    tile_m = BLOCK_ROWS * warps
+    tiles = -(-problem.m // tile_m)
     segments = Bitmap.grid(problem.m, problem.k)[1]
     check_split_k(split_k, segments, problem.k)
-    resident = min(_BLOCKS_PER_SM, device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD))
-    kernel = dataclasses.replace(SPMM[tile_n], dynamic_shared_bytes=shared_bytes)
+    resident = min(kernel.min_blocks_per_sm, device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD))
+    kernel = dataclasses.replace(kernel, dynamic_shared_bytes=shared_bytes)
     blocks = tiles * split_k if split_k else min(tiles * segments, device.sm_count * resident)
-    return SharedPlan(kernel, _TILE_M, tile_n, blocks, -(-blocks // tiles), problem.longest)
+    return SharedPlan(kernel, tile_m, tile_n, blocks, -(-blocks // tiles), problem.longest)
 
 
 def _counters(device: torch.device, tiles: int) -> Tensor:

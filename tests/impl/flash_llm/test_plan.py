@@ -74,12 +74,14 @@ def test_a_dense_weight_takes_a_narrower_tile():
     assert bitmap.choose_plan(problem, RTX_3090).tile_n == 32
 
 
-@pytest.mark.parametrize(("n", "lines", "per_sm"), [(8, 27, 2), (16, 50, 2), (32, 27, 2), (32, 50, 1), (64, 27, 2)])
+@pytest.mark.parametrize(
+    ("n", "lines", "per_sm"), [(8, 27, 2), (16, 50, 2), (16, 60, 1), (32, 50, 3), (64, 27, 3), (64, 50, 2)]
+)
 def test_hopper_holds_as_many_blocks_as_fit(n, lines, per_sm):
     chosen = bitmap_sm90.choose_plan(Problem(28672, n, 7168, 0, lines), H200)
     assert chosen.blocks == 132 * per_sm
     few = bitmap_sm90.choose_plan(Problem(300, n, 1000, 0, lines), H200)
-    assert (few.blocks, few.split_k) == (2 * 8, 8)
+    assert (few.blocks, few.split_k) == (-(-300 // few.tile_m) * 8, 8)
 
 
 def test_a_gpu_newer_than_hopper_runs_the_older_source():
