@@ -107,6 +107,7 @@ _REGISTRY: dict[str, tuple[str, str, str]] = {
     "triton_bsr": (ORANGE, "", "X"),
     "spark_attention": (VERMILLION, "", "o"),
     "spark_attention_sm70": (VERMILLION, "....", "o"),
+    "spark_attention_sm80": (VERMILLION, "xxxx", "o"),
     "spark_attention_fp16acc": (VERMILLION, "////", "o"),
     "flash_llm_tiled_csl": (VERMILLION, "", "o"),
     "flash_llm_bitmap": (PURPLE, "", "h"),

@@ -79,7 +79,7 @@ class SparkAttention(AttentionContender):
     def unsupported(self, params: AttentionParams, target: Target) -> str | None:
         if params.dtype == "float32":
             return "takes float16 or bfloat16, not float32"
-        if params.dtype == "bfloat16" and (self.kernel_arch or self.accumulate == "fp16"):
+        if params.dtype == "bfloat16" and self.kernel_arch == "sm_70":
             return "the Volta kernel takes float16 only"
         if params.head_dim > 128:
             return f"head_dim is at most 128, not {params.head_dim}"
@@ -114,6 +114,20 @@ class SparkAttentionSm70(SparkAttention):
     label = "SparkAttention (Volta kernel)"
     summary = "the mma.m8n8k4 kernels; timed on a V100, checked on any GPU"
     kernel_arch = "sm_70"
+
+
+class SparkAttentionSm80(SparkAttention):
+    """The sm_80 kernels on newer GPUs too: what the throughput model is held against (docs/model.md)."""
+
+    name = "spark_attention_sm80"
+    label = "SparkAttention (sm_80 kernel)"
+    summary = "the cp.async, ldmatrix, mma.m16n8k16 kernels on any GPU that has them"
+    kernel_arch = "sm_80"
+
+    def unsupported(self, params: AttentionParams, target: Target) -> str | None:
+        if target.is_cuda and target.capability < (8, 0):
+            return "the sm_80 kernels need compute capability 8.0 or newer"
+        return super().unsupported(params, target)
 
 
 class SparkAttentionFp16Acc(SparkAttentionSm70):

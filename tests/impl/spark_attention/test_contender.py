@@ -36,6 +36,8 @@ def case(**fields):
         ("spark_attention", {"direction": "backward"}, H200, None),
         ("spark_attention", {"direction": "backward"}, CPU, None),
         ("spark_attention_sm70", {"dtype": "bfloat16"}, H200, "takes float16 only"),
+        ("spark_attention_sm80", {"dtype": "bfloat16"}, H200, None),
+        ("spark_attention_sm80", {}, V100, "need compute capability 8.0"),
         ("spark_attention_fp16acc", {"direction": "backward"}, CPU, "is a forward"),
     ],
 )
@@ -62,6 +64,7 @@ def prepare_and_check(name, params, target):
         ("spark_attention", "sm_80", "backward"),
         ("spark_attention_sm70", "sm_70", "forward"),
         ("spark_attention_sm70", "sm_70", "backward"),
+        ("spark_attention_sm80", "sm_80", "forward"),
         ("spark_attention_fp16acc", "sm_70", "forward"),
     ],
 )
