@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from impl.spark_attention import reference
+from impl.spark_attention.extras import Extras
 from impl.spark_attention.kernels import backward, forward
 from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
@@ -23,6 +24,9 @@ def spark_attention(
     *,
     causal: bool = False,
     softmax_scale: float | None = None,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
     return_lse: bool = False,
     accumulate: Literal["fp32", "fp16"] = "fp32",
     kernel_arch: Literal["sm_70", "sm_80", "sm_90a"] | None = None,
@@ -34,6 +38,12 @@ def spark_attention(
     head h // (heads / heads_kv). `softmax_scale` is head_dim ** -0.5 when None. A causal mask is aligned
     bottom-right: query i sees the keys j <= i + seqlen_k - seqlen_q; a row that sees none is 0.
 
+    `mask` broadcasts to [batch, heads, seqlen_q, seqlen_k]. A boolean one hides keys where it is False; another is
+    added to the scaled scores, -inf hides, and -4096 or less takes the score's place (a row of finfo.min is uniform);
+    no gradient goes to it. `dropout_p` is the share of probabilities dropped, to 1/65536, the others are divided by
+    1 - dropout_p; which ones depends on batch, head, row and column and on `seed`, an integer or int64 scalar on q's
+    device, or drawn from torch's generator for that device. Under autocast, q, k, v are cast to its type.
+
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
     `accumulate="fp16"` is a less exact variant of the Volta kernel (VOLTA.md). `kernel_arch` picks the kernel by the
@@ -42,12 +52,56 @@ def spark_attention(
 
     Raises TypeError or ValueError that says what is wrong.
     """
+    q, k, v = _autocast(q, k, v)
     _check(q, k, v, accumulate, kernel_arch)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     if not (scale > 0 and math.isfinite(scale)):
         raise ValueError(f"softmax_scale must be positive and finite, not {softmax_scale}")
-    out, lse = _forward(q, k, v, causal, scale, accumulate, kernel_arch)
+    mask, seed = _mask(mask, q, k), _seed(seed, dropout_p, q.device)
+    out, lse = _forward(q, k, v, mask, seed, causal, scale, float(dropout_p), accumulate, kernel_arch)
     return (out, lse) if return_lse else out
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+def _mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """[1 or batch, 1 or heads, 1 or seqlen_q, seqlen_k], of a type and stride that kernels take."""
+    if mask is None:
+        return None
+    whole = (*q.shape[:3], k.shape[2])
+    shape = (1,) * (4 - mask.ndim) + mask.shape
+    if mask.ndim > 4 or any(size not in (1, full) for size, full in zip(shape, whole, strict=True)):
+        raise ValueError(f"mask must broadcast to {list(whole)}, which {list(mask.shape)} does not")
+    if mask.requires_grad:
+        raise ValueError("mask must not require a gradient: it gets none")
+    if mask.device != q.device:
+        raise TypeError(f"mask is on {mask.device}, but q is on {q.device}")
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        if not mask.is_floating_point():
+            raise TypeError(f"mask must be boolean or floating point, not {mask.dtype}")
+        mask = mask.float()
+    mask = mask.view(shape).expand(*shape[:3], whole[3])
+    return mask if mask.stride(-1) == 1 else mask.contiguous()
+
+
+def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> Tensor | None:
+    """int64 scalar on `device`; None without dropout."""
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
+    if dropout_p == 0:
+        return None
+    if seed is None:
+        return torch.randint(2**63 - 1, (), device=device)
+    if not isinstance(seed, Tensor):
+        return torch.full((), seed, dtype=torch.int64, device=device)
+    if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
+        raise TypeError(f"seed must be one int64 on {device}, not {list(seed.shape)} {seed.dtype} on {seed.device}")
+    return seed
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | None) -> None:
@@ -78,27 +132,43 @@ def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | 
 
 @torch.library.custom_op("voltabench::spark_attention_forward", mutates_args=(), device_types="cpu")
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float, accumulate: str, kernel_arch: str | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    softmax_scale: float,
+    dropout_p: float,
+    accumulate: str,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = reference.attention_forward(q, k, v, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate)
+    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
+    out, lse = reference.attention_forward(q, k, v, accumulate=accumulate, **options)
     return out.contiguous(), lse
 
 
 @_forward.register_kernel("cuda")
 def _forward_cuda(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float, accumulate: str, kernel_arch: str | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    softmax_scale: float,
+    dropout_p: float,
+    accumulate: str,
+    kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor]:
     from impl.cuda.launch import launch
 
-    return forward.attention_forward(
-        q, k, v, launch, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate, kernel_arch=kernel_arch
-    )
+    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
+    return forward.attention_forward(q, k, v, launch, accumulate=accumulate, kernel_arch=kernel_arch, **options)
 
 
 @_forward.register_fake
-def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float, accumulate: str, kernel_arch: str | None
-) -> tuple[Tensor, Tensor]:
+def _forward_fake(q: Tensor, *_) -> tuple[Tensor, Tensor]:
     return forward.empty_outputs(q)
 
 
@@ -110,11 +180,15 @@ def _backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
     softmax_scale: float,
+    dropout_p: float,
     kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return reference.attention_backward(dout, q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)
+    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
+    return reference.attention_backward(dout, q, k, v, out, lse, **options)
 
 
 @_backward.register_kernel("cuda")
@@ -125,47 +199,39 @@ def _backward_cuda(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
     softmax_scale: float,
+    dropout_p: float,
     kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from impl.cuda.launch import launch
 
-    return backward.attention_backward(
-        *(dout, q, k, v, out, lse),
-        causal=causal,
-        softmax_scale=softmax_scale,
-        launch=launch,
-        arch=kernel_arch or source_arch(q.device),
-    )
+    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
+    arch = kernel_arch or source_arch(q.device)
+    return backward.attention_backward(dout, q, k, v, out, lse, launch=launch, arch=arch, **options)
 
 
 @_backward.register_fake
-def _backward_fake(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    softmax_scale: float,
-    kernel_arch: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_fake(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
 
 
+def _extras(q: Tensor, k: Tensor, mask: Tensor | None, seed: Tensor | None, dropout_p: float) -> Extras:
+    return Extras(None if mask is None else mask.expand(*q.shape[:3], k.shape[2]), dropout_p, seed)
+
+
 def _save(ctx, inputs, output) -> None:
-    q, k, v, causal, softmax_scale, _, kernel_arch = inputs
-    ctx.options = causal, softmax_scale, kernel_arch
+    q, k, v, mask, seed, causal, softmax_scale, dropout_p, _, kernel_arch = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse)
+    ctx.options = causal, softmax_scale, dropout_p, kernel_arch
+    ctx.save_for_backward(q, k, v, out, lse, mask, seed)
     ctx.mark_non_differentiable(lse)
 
 
 def _gradients(ctx, dout: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = _backward(dout, *ctx.saved_tensors, *ctx.options)
-    return dq, dk, dv, None, None, None, None
+    return *_backward(dout, *ctx.saved_tensors, *ctx.options), *[None] * 7
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -13,6 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from impl.spark_attention.dropout import kept
+from impl.spark_attention.extras import ABSORBING, NONE, Extras
+
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 MMA_DEPTH = 4  # products that one mma.m8n8k4 sums before it rounds
@@ -21,25 +24,39 @@ FP16_SUM_OF_VALUES = 32
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float, accumulate: str = "fp32"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float,
+    accumulate: str = "fp32",
+    extras: Extras = NONE,
 ) -> tuple[Tensor, Tensor]:
     """Attention and the natural logarithm of its softmax denominators.
 
     q [batch, heads, seqlen_q, head_dim], k and v [batch, heads_kv, seqlen_k, head_dim], of one floating type.
-    A causal mask is aligned bottom-right. Returns out as q, and lse [batch, heads, seqlen_q] in float32 (float64
-    for float64 inputs); a row without keys has out 0 and lse -inf. `accumulate="fp16"` rounds as the Volta kernel
-    with fp16 accumulators does.
+    A causal mask is aligned bottom-right. `extras` are a mask and dropout. Returns out as q, and lse [batch, heads,
+    seqlen_q] in float32 (float64 for float64 inputs); a row without keys has out 0 and lse -inf. `accumulate="fp16"`
+    rounds as the Volta kernel with fp16 accumulators does.
     """
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=_work_type(q))
     queries, keys, values = _grouped(q, k), k.unsqueeze(2), v.unsqueeze(2)
     for rows in _blocks(q.shape[2], QUERY_BLOCK):
-        block = _forward_rows(queries, keys, values, rows, causal, softmax_scale, accumulate)
+        block = _forward_rows(queries, keys, values, rows, causal, softmax_scale, accumulate, extras)
         out[:, :, rows], lse[:, :, rows] = (x.flatten(1, 2) for x in block)
     return out, lse
 
 
 def _forward_rows(
-    q: Tensor, k: Tensor, v: Tensor, rows: slice, causal: bool, softmax_scale: float, accumulate: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: slice,
+    causal: bool,
+    softmax_scale: float,
+    accumulate: str,
+    extras: Extras,
 ) -> tuple[Tensor, Tensor]:
     work = _work_type(q)
     q_rows = q[..., rows, :]
@@ -53,7 +70,7 @@ def _forward_rows(
             scores = _matmul_fp16(q_rows * power, k[..., keys, :].mT, FP16_SUM_OF_SCORES) * (softmax_scale / power)
         else:
             scores = q_rows.to(work) @ k[..., keys, :].mT.to(work) * softmax_scale
-        scores = _mask(scores, rows, keys, q, k, causal)
+        scores = _mask(scores, rows, keys, q, k, causal, extras)
 
         new_max = torch.maximum(row_max, scores.amax(-1))
         base = new_max.masked_fill(new_max == -math.inf, 0)  # no key seen yet: any finite base gives p = 0
@@ -61,15 +78,24 @@ def _forward_rows(
         correction = torch.exp(row_max - base)
         row_sum = row_sum * correction + p.sum(-1)
         row_max = new_max
-        p, v_keys = p.to(q.dtype), v[..., keys, :]
+        p, v_keys = _drop(p, rows, keys, extras).to(q.dtype), v[..., keys, :]
         product = _matmul_fp16(p, v_keys, FP16_SUM_OF_VALUES) if accumulate == "fp16" else p.to(work) @ v_keys.to(work)
         total = total * correction[..., None] + product
-    out = total / row_sum.masked_fill(row_sum == 0, 1)[..., None]
+    out = total / row_sum.masked_fill(row_sum == 0, 1)[..., None] * extras.keep_scale
     return out.to(q.dtype), row_max + row_sum.log()
 
 
 def attention_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, causal: bool, softmax_scale: float
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float,
+    extras: Extras = NONE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients (dq, dk, dv) in the inputs' types and shapes; dk and dv are summed over a group of query heads.
 
@@ -86,13 +112,14 @@ def attention_backward(
         delta = (dout_rows @ outs[..., rows, :].mT).diagonal(dim1=-2, dim2=-1)[..., None]
         for keys in _blocks(_visible_keys(rows, q, k, causal), KEY_BLOCK):
             k_keys = keys_[..., keys, :]
-            scores = _mask(q_rows @ k_keys.mT * softmax_scale, rows, keys, q, k, causal)
+            scores = _mask(q_rows @ k_keys.mT * softmax_scale, rows, keys, q, k, causal, extras)
             p = torch.exp(scores - base[..., rows, :])
-            dp = dout_rows @ values[..., keys, :].mT
+            dp = _drop(dout_rows @ values[..., keys, :].mT, rows, keys, extras) * extras.keep_scale
             ds = (p * (dp - delta)).to(q.dtype).to(work)
             dq[..., rows, :] += ds @ k_keys * softmax_scale
             dk[..., keys, :] += (ds.mT @ q_rows * softmax_scale).sum(2, keepdim=True)
-            dv[..., keys, :] += (p.to(q.dtype).to(work).mT @ dout_rows).sum(2, keepdim=True)
+            p = _drop(p, rows, keys, extras).to(q.dtype).to(work)
+            dv[..., keys, :] += (p.mT @ dout_rows * extras.keep_scale).sum(2, keepdim=True)
     return dq.flatten(1, 2).to(q.dtype), dk.squeeze(2).to(k.dtype), dv.squeeze(2).to(v.dtype)
 
 
@@ -115,11 +142,27 @@ def _visible_keys(rows: slice, q: Tensor, k: Tensor, causal: bool) -> int:
     return min(max(rows.stop + seqlen_k - seqlen_q, 0), seqlen_k) if causal else seqlen_k
 
 
-def _mask(scores: Tensor, rows: slice, keys: slice, q: Tensor, k: Tensor, causal: bool) -> Tensor:
+def _mask(scores: Tensor, rows: slice, keys: slice, q: Tensor, k: Tensor, causal: bool, extras: Extras) -> Tensor:
+    if extras.mask is not None:
+        scores = _add_mask(scores, extras.mask[..., rows, keys].reshape(scores.shape))
     if not causal:
         return scores
     last_visible = torch.arange(rows.start, rows.stop, device=q.device)[:, None] + k.shape[-2] - q.shape[-2]
     return scores.masked_fill(torch.arange(keys.start, keys.stop, device=q.device) > last_visible, -math.inf)
+
+
+def _add_mask(scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    lowest = torch.where(mask == -math.inf, mask, ABSORBING).to(scores.dtype)
+    return torch.where(mask <= ABSORBING, lowest, scores + mask)
+
+
+def _drop(p: Tensor, rows: slice, keys: slice, extras: Extras) -> Tensor:
+    if extras.dropout_p == 0:
+        return p
+    batch, heads_kv, group = p.shape[:3]
+    return p * kept(extras.seed, extras.dropped, batch, heads_kv * group, rows, keys).view(p.shape)
 
 
 def _matmul_fp16(a: Tensor, b: Tensor, length: int) -> Tensor:

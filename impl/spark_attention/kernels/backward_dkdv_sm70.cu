@@ -18,11 +18,12 @@
 #include "attention/products_sm70.cuh"
 #include "attention/recompute_sm70.cuh"
 #include "backward_arguments_sm70.cuh"
+#include "extras_sm70.cuh"
 
 constexpr int kBlockRows = kThreads / 32 * kWarpRows;
 
 // Lane l holds what is known of query l of a tile; a column of the warp's outputs takes it from there.
-static_assert(BLOCK_N == 32, "one query per lane");
+static_assert(BLOCK_N <= 32, "one query per lane");
 
 __device__ __forceinline__ RowStatistics of_column(const RowStatistics& of_lane, int column) {
     return {__shfl_sync(kAllLanes, of_lane.lse, column), __shfl_sync(kAllLanes, of_lane.delta, column)};
@@ -33,7 +34,7 @@ __device__ __forceinline__ void recompute(Probabilities (&p)[kRowTiles][kKeyTile
                                           Probabilities (&ds)[kRowTiles][kKeyTiles],
                                           const float (&scores)[kRowTiles][kKeyTiles][8],
                                           const float (&dp)[kRowTiles][kKeyTiles][8], const RowStatistics& of_lane,
-                                          float softmax_scale, int lane) {
+                                          float score_scale, unsigned kept, float keep_scale, int lane) {
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
         RowStatistics statistics[8];
@@ -45,8 +46,10 @@ __device__ __forceinline__ void recompute(Probabilities (&p)[kRowTiles][kKeyTile
             float probabilities[8], gradients[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                probabilities[i] = probability(scores[m][n][i], softmax_scale, statistics[i].lse);
-                gradients[i] = probabilities[i] * (dp[m][n][i] - statistics[i].delta);
+                const float of_value = is_kept(kept, m, n, i) ? dp[m][n][i] * keep_scale : 0.0f;
+                probabilities[i] = probability(scores[m][n][i], score_scale, statistics[i].lse);
+                gradients[i] = probabilities[i] * (of_value - statistics[i].delta);
+                if (!is_kept(kept, m, n, i)) probabilities[i] = 0.0f;
             }
             convert(p[m][n], nullptr, m, n, probabilities, lane);
             convert(ds[m][n], nullptr, m, n, gradients, lane);
@@ -55,7 +58,7 @@ __device__ __forceinline__ void recompute(Probabilities (&p)[kRowTiles][kKeyTile
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_backward_dkdv_sm70(
-    BACKWARD_PARAMETERS) {
+    BACKWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* k_tile = reinterpret_cast<uint4*>(shared_memory);
     uint4* v_tile = k_tile + kBlockRows * kChunks;
@@ -92,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
                           query, head_dim);
     };
 
+    const float score_scale = kScoresAreScaled ? 1.0f : softmax_scale;
     Output dk_output = {}, dv_output = {};
     fetch();
     while (head < end) {
@@ -101,12 +105,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
         const long long head_first = (static_cast<long long>(batch) * num_heads + head) * seqlen_q;
         const RowStatistics of_lane = load_statistics(lse + head_first, delta + head_first, query + lane, seqlen_q);
+        const Dropout dropout = DROPOUT_OF(batch, head);
+        const unsigned kept = kept_scores<true>(dropout, warp_key, query, lane);
         float scores[kRowTiles][kKeyTiles][8] = {}, dp[kRowTiles][kKeyTiles][8] = {};
         multiply_nt(scores, warp_k_tile, q_tile, lane);
+        apply_mask<true>(scores, MASK_OF(batch, head), softmax_scale, warp_key, query, lane);
         if (query < unmasked_query) mask_queries(scores, warp_key, query, causal_offset, lane);
         multiply_nt(dp, warp_v_tile, dout_tile, lane);
         Probabilities p[kRowTiles][kKeyTiles], ds[kRowTiles][kKeyTiles];
-        recompute(p, ds, scores, dp, of_lane, softmax_scale, lane);
+        recompute(p, ds, scores, dp, of_lane, score_scale, kept, dropout.keep_scale, lane);
 
         query += BLOCK_N;
         if (query >= seqlen_q) query = first_query, ++head;
@@ -116,15 +123,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         __syncthreads();
     }
 
-    float ones[kRowTiles][kLaneRows], scales[kRowTiles][kLaneRows];
+    float keep_scales[kRowTiles][kLaneRows], scales[kRowTiles][kLaneRows];
 #pragma unroll
     for (int i = 0; i < kRowTiles * kLaneRows; ++i) {
-        ones[i / kLaneRows][i % kLaneRows] = 1.0f;
+        keep_scales[i / kLaneRows][i % kLaneRows] = DROPOUT_OF(0, 0).keep_scale;
         scales[i / kLaneRows][i % kLaneRows] = softmax_scale;
     }
     const int heads_kv = num_heads / group;
     const long long first = ((static_cast<long long>(batch) * heads_kv + head_kv) * seqlen_k + warp_key) * head_dim;
     const int keys = seqlen_k - warp_key;
-    write_rows(dv_output, ones, warp_v_tile, dv + first, head_dim, keys, head_dim, lane);
+    write_rows(dv_output, keep_scales, warp_v_tile, dv + first, head_dim, keys, head_dim, lane);
     write_rows(dk_output, scales, warp_k_tile, dk + first, head_dim, keys, head_dim, lane);
 }

@@ -16,6 +16,7 @@
 #include "attention/products_sm70.cuh"
 #include "attention/recompute_sm70.cuh"
 #include "backward_arguments_sm70.cuh"
+#include "extras_sm70.cuh"
 
 constexpr int kBlockRows = kThreads / 32 * kWarpRows;
 
@@ -46,7 +47,7 @@ __device__ __forceinline__ void compute_delta(float* delta, const uint4* warp_do
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_backward_dq_sm70(
-    BACKWARD_PARAMETERS) {
+    BACKWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
     uint4* dout_tile = q_tile + kBlockRows * kChunks;
@@ -91,6 +92,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             statistics[m][r] =
                 load_statistics(lse + head_first, delta + head_first, first_row + m * 16 + warp_row(lane, r), seqlen_q);
 
+    const Mask mask_of_head = MASK_OF(tile.batch, tile.head);
+    const Dropout dropout = DROPOUT_OF(tile.batch, tile.head);
+    const float score_scale = kScoresAreScaled ? 1.0f : softmax_scale;
     Output output = {};
     if (keys > 0) {
         staged_k.fetch(k_rows, 0, head_dim);
@@ -106,8 +110,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             staged_v.fetch(v_rows, next, head_dim);
         }
         if (key < warp_keys) {
+            const unsigned kept = kept_scores<false>(dropout, first_row, key, lane);
             float scores[kRowTiles][kKeyTiles][8] = {}, dp[kRowTiles][kKeyTiles][8] = {};
             multiply_nt(scores, warp_q_tile, k_tile, lane);
+            apply_mask<false>(scores, mask_of_head, softmax_scale, first_row, key, lane);
             if (next > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
             multiply_nt(dp, warp_dout_tile, v_tile, lane);
 
@@ -119,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
                     const RowStatistics row = statistics[m][lane_row_of(e)];
-                    gradient[e] = probability(scores[m][n][e], softmax_scale, row.lse) * (dp[m][n][e] - row.delta);
+                    const float of_value = is_kept(kept, m, n, e) ? dp[m][n][e] * dropout.keep_scale : 0.0f;
+                    gradient[e] = probability(scores[m][n][e], score_scale, row.lse) * (of_value - row.delta);
                 }
                 convert(ds[m][n], nullptr, m, n, gradient, lane);
             }

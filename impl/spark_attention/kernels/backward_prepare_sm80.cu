@@ -37,9 +37,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) spark_attention_backward_
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int row = first_row + warp_row + half * 8 + lane / 4;
-            const bool takes_part = row < seqlen_q && visible_keys(row, seqlen_k, causal_offset) > 0;
+            const float row_lse = row < seqlen_q ? lse[batch_head * seqlen_q + row] : -infinity();
+            const bool takes_part = row_lse != -infinity();
             float2 statistic;
-            statistic.x = takes_part ? lse[batch_head * seqlen_q + row] * LSE_FACTOR : infinity();
+            statistic.x = takes_part ? row_lse * LSE_FACTOR : infinity();
             statistic.y = takes_part ? products[0][half][half * 2 + lane / 4 % 2] : 0.0f;
             statistics[batch_head * tiles * kBlockRows + row] = statistic;
         }

@@ -25,6 +25,7 @@
 #include "attention/mask_sm80.cuh"
 #include "backward_arguments.cuh"
 #include "backward_work.cuh"
+#include "extras_sm80.cuh"
 #include "registers.cuh"
 #include "semaphore.cuh"
 
@@ -39,7 +40,7 @@ constexpr int kRowSteps = kHalfRows / 16;
 constexpr int kDimTiles = kWarpDims / 8;
 constexpr bool kSharedKeys = PADDED_DIM > kWarpDims;  // by two warps
 constexpr int kHeadsTogether = 16;
-constexpr int kScoreUnroll = PADDED_DIM == 64 && !ALIGNED ? 2 : 4;
+constexpr int kScoreUnroll = MASK || DROPOUT ? 1 : PADDED_DIM == 64 && !ALIGNED ? 2 : 4;
 
 typedef unsigned Fragments[kKeyTiles][kRowSteps][4];  // A operands: 32 keys by 32 queries
 typedef float KeyGradient[kKeyTiles][kDimTiles][4];   // 32 keys by 64 dims
@@ -84,7 +85,8 @@ __device__ __forceinline__ void start_sum(QueryGradient& sum, const float4* part
         }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_backward_sm80(BACKWARD_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_backward_sm80(
+    BACKWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     constexpr int kStage = kBlockRows * PADDED_DIM;
     Element* k_tile = reinterpret_cast<Element*>(shared_memory);
@@ -112,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     dout += batch_index * dout_batch_stride + head_kv * group * dout_head_stride;
     k += batch_index * k_batch_stride + head_kv * k_head_stride + first_key * k_row_stride;
     v += batch_index * v_batch_stride + head_kv * v_head_stride + first_key * v_row_stride;
+    const float score_scale = kScoresAreScaled ? 1.0f : softmax_scale;
     const int tiles = (seqlen_q + kBlockRows - 1) / kBlockRows;
     const int first_tile = max(first_key - causal_offset, 0) / kBlockRows;
     const int steps = group * (tiles - first_tile);
@@ -169,19 +172,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 #pragma unroll
         for (int pass = 0; pass < (kSharedKeys ? 1 : 2); ++pass) {
             const int half = kSharedKeys ? own_half : pass;
+            const int row = tile * kBlockRows + half * kHalfRows;
+            const Dropout dropout = DROPOUT_OF(batch_index, head_kv * group + head);
+            const unsigned kept = kept_scores<true>(dropout, first_key + warp_key, row, lane);
             float s[kKeyTiles][kRowTiles][4], dp[kKeyTiles][kRowTiles][4];
             multiply_transposed<kScoreUnroll>(s, k_tile + warp_key * PADDED_DIM, q_tile + half * kHalfRows * PADDED_DIM,
                                               rows_first, chunks_first);
             multiply_transposed<kScoreUnroll>(dp, v_tile + warp_key * PADDED_DIM,
                                               dout_tile + half * kHalfRows * PADDED_DIM, rows_first, chunks_first);
 
-            const int row = tile * kBlockRows + half * kHalfRows;
+            apply_mask<true>(s, MASK_OF(batch_index, head_kv * group + head), softmax_scale, first_key + warp_key, row,
+                             lane);
             if (first_key + warp_key + kWarpKeys > visible_keys(row, seqlen_k, causal_offset))
                 mask_queries(s, first_key + warp_key + lane / 4, row, seqlen_k, causal_offset, lane);
 
             const float4* statistics_pairs =
                 reinterpret_cast<const float4*>(statistics_tiles + stage * kBlockRows + half * kHalfRows);
-            recompute(p, ds, s, dp, statistics_pairs, softmax_scale, lane);
+            recompute(p, ds, s, dp, statistics_pairs, score_scale, lane, kept, dropout.keep_scale);
             store_fragments<kBlockRows>(ds_tile + warp_key * kBlockRows, ds, half * kRowTiles, lane);
             if (kSharedKeys) store_fragments<kBlockRows>(p_tile + warp_key * kBlockRows, p, half * kRowTiles, lane);
             // Early, to have the sums when the product comes to them; not earlier, for want of registers.
@@ -230,6 +237,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         for (int d = 0; d < kDimTiles; ++d) {
             const int key = warp_key + m * 16 + lane / 4, column = dim_chunk * kChunk + d * 8 + lane % 4 * 2;
             store_pairs(dk + first_element, dk_sum[m][d], softmax_scale, key, column, seqlen_k - first_key, head_dim);
-            store_pairs(dv + first_element, dv_sum[m][d], 1.0f, key, column, seqlen_k - first_key, head_dim);
+            store_pairs(dv + first_element, dv_sum[m][d], DROPOUT_OF(0, 0).keep_scale, key, column,
+                        seqlen_k - first_key, head_dim);
         }
 }

@@ -12,10 +12,12 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.steps import rows_aligned, strides
 from impl.cuda.tensor_map import TensorMap
+from impl.spark_attention.extras import NONE, Extras
 from impl.spark_attention.kernels import forward_sm90, sm70, sm80
+from impl.spark_attention.kernels.extras import Features, extra_arguments, features_of
 
 MAX_HEAD_DIM = 128
-_MAX_GRID_BATCH = 65535  # blockIdx.z
+MAX_GRID_BATCH = 65535  # blockIdx.z
 _SOURCES = {"sm_70": sm70, "sm_80": sm80}
 
 Call = tuple[Kernel, tuple[int, int, int], list[Tensor | TensorMap | np.generic]]
@@ -31,6 +33,7 @@ def attention_forward(
     softmax_scale: float,
     accumulate: str,
     kernel_arch: str | None,
+    extras: Extras = NONE,
 ) -> tuple[Tensor, Tensor]:
     """`reference.attention_forward` by the kernel for the tensors' device, or by the one written for `kernel_arch`.
 
@@ -39,10 +42,11 @@ def attention_forward(
     """
     out, lse = empty_outputs(q)
     arch = kernel_arch or source_arch(q.device)
-    check_supported(q.dtype, accumulate, arch)
-    for first in range(0, len(q) if q.numel() else 0, _MAX_GRID_BATCH):
-        part = (t[first : first + _MAX_GRID_BATCH] for t in (q, k, v, out, lse))
-        launch(*forward_call(*part, causal=causal, softmax_scale=softmax_scale, accumulate=accumulate, arch=arch))
+    options = {"causal": causal, "softmax_scale": softmax_scale, "accumulate": accumulate, "arch": arch}
+    check_supported(q.dtype, accumulate, arch, extras)
+    for first in range(0, len(q) if q.numel() else 0, MAX_GRID_BATCH):
+        part = (t[first : first + MAX_GRID_BATCH] for t in (q, k, v, out, lse))
+        launch(*forward_call(*part, **options, extras=extras, first_batch=first))
     return out, lse
 
 
@@ -69,35 +73,40 @@ def forward_call(
     softmax_scale: float,
     accumulate: str = "fp32",
     arch: str,
+    extras: Extras = NONE,
+    first_batch: int = 0,
 ) -> Call:
     """Kernel, grid and arguments (arguments.cuh) of the forward into `out` and `lse` by the kernel written for `arch`.
 
-    The sm_80 kernel stands in for the sm_90a one where that does not take the tensors. Raises ValueError when `arch`
-    has none for the element type or accumulator.
+    The sm_80 kernel stands in for the sm_90a one where that does not take the tensors, a mask or dropout. The tensors
+    but those of `extras` begin with sequence `first_batch`. Raises ValueError as `check_supported` does.
     """
-    check_supported(q.dtype, accumulate, arch)
+    check_supported(q.dtype, accumulate, arch, extras)
     if arch == "sm_90a":
-        if forward_sm90.takes(q, k, v, out):
+        if not extras and forward_sm90.takes(q, k, v, out):
             return forward_sm90.forward_call(q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)
         arch = "sm_80"
     (batch, heads, seqlen_q, head_dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
     aligned = head_dim % 8 == 0 and all(map(rows_aligned, (q, k, v)))
     variant = q.dtype == torch.bfloat16 or accumulate == "fp16"
-    kernel = _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, variant)
+    kernel = _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, variant, features_of(extras))
     causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
     sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, causal_offset)
     arguments = [*(q, k, v, out, lse), *strides(q, k, v, out), *map(np.int32, sizes), np.float32(softmax_scale)]
+    arguments += extra_arguments(extras, first_batch)
     return kernel, (-(-seqlen_q // _SOURCES[arch].BLOCK_M), heads, batch), arguments
 
 
-def check_supported(dtype: torch.dtype, accumulate: str, arch: str) -> None:
-    """Raises ValueError when no kernel written for `arch` takes `dtype` or accumulates so."""
+def check_supported(dtype: torch.dtype, accumulate: str, arch: str, extras: Extras = NONE) -> None:
+    """Raises ValueError when no kernel written for `arch` takes `dtype`, accumulates so, or does with `extras`."""
     if arch == "sm_70" and dtype == torch.bfloat16:
         raise ValueError("bfloat16 needs compute capability 8.0 or newer; the Volta kernel takes float16")
     if arch != "sm_70" and accumulate == "fp16":
         raise ValueError("accumulate='fp16' is a variant of the Volta kernel; this GPU's kernel accumulates in fp32")
+    if extras and accumulate == "fp16":
+        raise ValueError("accumulate='fp16' goes with neither mask nor dropout")
 
 
 @functools.cache
-def _forward_kernel(arch: str, padded_dim: int, aligned: bool, variant: bool) -> Kernel:
-    return _SOURCES[arch].forward_kernel(padded_dim, aligned, variant)
+def _forward_kernel(arch: str, padded_dim: int, aligned: bool, variant: bool, features: Features) -> Kernel:
+    return _SOURCES[arch].forward_kernel(padded_dim, aligned, variant, features)

@@ -30,6 +30,7 @@
 #include "arguments.cuh"
 #include "attention/mask_sm70.cuh"
 #include "attention/products_sm70.cuh"
+#include "extras_sm70.cuh"
 #include "math.cuh"
 
 constexpr int kBlockRows = 128;
@@ -72,7 +73,7 @@ struct Softmax {
 // Says whether any is not 1.
 __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
                                         float (&correction)[kRowTiles][kLaneRows],
-                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2,
+                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2, unsigned kept,
                                         uint2* warp_p_tile, int lane) {
     bool rescale = false;
 #pragma unroll
@@ -102,6 +103,7 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
                 const int r = lane_row_of(i);
                 exponential[i] = exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[r]));
                 state.sum[m][r] += exponential[i];
+                if (!is_kept(kept, m, n, i)) exponential[i] = 0.0f;
                 if (i % 2) pairs[i / 2] = pack_probabilities(exponential[i - 1], exponential[i]);
             }
             convert(p[m][n], warp_p_tile, m, n, pairs, lane);
@@ -113,7 +115,7 @@ __device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowT
 
 // Writes the first `rows` of the warp's rows to `lse`; returns what normalises each.
 __device__ __forceinline__ void finish(float (&inverse)[kRowTiles][kLaneRows], const Softmax& state, float* lse,
-                                       int rows, int lane) {
+                                       int rows, float keep_scale, int lane) {
     const bool first_in_row = warp_column(lane, 0) == 0;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
@@ -121,12 +123,13 @@ __device__ __forceinline__ void finish(float (&inverse)[kRowTiles][kLaneRows], c
         for (int r = 0; r < kLaneRows; ++r) {
             const int row = m * 16 + warp_row(lane, r);
             const float sum = row_total(state.sum[m][r]) * two_to(kOffset);
-            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * two_to(-kLift);
+            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * (two_to(-kLift) * keep_scale);
             if (first_in_row && row < rows) lse[row] = (state.base[m][r] - kOffset + log2_fast(sum)) * kLn2;
         }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(
+    FORWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
     uint4* k_tile = q_tile + kBlockRows * kChunks;
@@ -147,7 +150,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     const int warp_keys = visible_keys(first_row + kWarpRows - 1, seqlen_k, causal_offset);
     const int unmasked_keys = visible_keys(first_row, seqlen_k, causal_offset);
 
-    float scale_log2 = softmax_scale * kLog2e;
+    const Mask mask_of_head = MASK_OF(tile.batch, tile.head);
+    const Dropout dropout = DROPOUT_OF(tile.batch, tile.head);
+    float scale_log2 = (kScoresAreScaled ? 1.0f : softmax_scale) * kLog2e;
 
     Output output = {};
     Softmax state;
@@ -178,13 +183,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         const bool active = key < warp_keys;
         Probabilities p[kRowTiles][kKeyTiles];
         if (active) {
+            const unsigned kept = kept_scores<false>(dropout, first_row, key, lane);
             float scores[kRowTiles][kKeyTiles][8] = {};
             multiply_nt(scores, warp_q_tile, k_tile, lane);
 
+            apply_mask<false>(scores, mask_of_head, softmax_scale, first_row, key, lane);
             if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
 
             float correction[kRowTiles][kLaneRows];
-            const bool rescale = advance(state, p, correction, scores, scale_log2, warp_p_tile, lane);
+            const bool rescale = advance(state, p, correction, scores, scale_log2, kept, warp_p_tile, lane);
             if (__any_sync(kAllLanes, rescale)) {
 #pragma unroll
                 for (int m = 0; m < kRowTiles; ++m)
@@ -207,6 +214,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     out += tile.batch * out_batch_stride + tile.head * out_head_stride + first_row * out_row_stride;
     const int rows = seqlen_q - first_row;
     float inverse[kRowTiles][kLaneRows];
-    finish(inverse, state, lse, rows, lane);
+    finish(inverse, state, lse, rows, dropout.keep_scale, lane);
     write_rows(output, inverse, warp_q_tile, out, out_row_stride, rows, head_dim, lane);
 }

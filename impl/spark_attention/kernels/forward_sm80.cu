@@ -17,12 +17,14 @@
 #include "arguments.cuh"
 #include "attention/forward_sm80.cuh"
 #include "attention/mask_sm80.cuh"
+#include "extras_sm80.cuh"
 
 constexpr int kThreads = 128;
 constexpr int kBlockRows = 128;
 constexpr int kScoreUnroll = PADDED_DIM == 64 ? 4 : ALIGNED ? 8 : 1;
 
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm80(FORWARD_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm80(
+    FORWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* q_tile = reinterpret_cast<Element*>(shared_memory);
     Element* k_tile = q_tile + kBlockRows * PADDED_DIM;
@@ -54,7 +56,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     const int last_row = min(tile.first_row + kBlockRows, seqlen_q) - 1;
     const int keys = visible_keys(last_row, seqlen_k, causal_offset);
     const int unmasked_keys = visible_keys(tile.first_row + warp_row, seqlen_k, causal_offset);
-    const float scale_log2 = softmax_scale * kLog2e;
+    const Dropout dropout = DROPOUT_OF(tile.batch, tile.head);
+    const float score_scale = kScoresAreScaled ? 1.0f : softmax_scale;
+    const float scale_log2 = score_scale * kLog2e;
 
     if (keys > 0) {
         load_tile<kBlockRows, kThreads>(q_tile, q, q_row_stride, seqlen_q - tile.first_row, head_dim);
@@ -75,8 +79,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         k += BLOCK_N * k_row_stride;
         if (next < keys) load_tile<BLOCK_N, kThreads>(k_tile, k, k_row_stride, seqlen_k - next, head_dim);
 
+        apply_mask<false>(scores, MASK_OF(tile.batch, tile.head), softmax_scale, tile.first_row + warp_row, key, lane);
         if (next > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
         online_softmax(scores, row_max, row_sum, accumulator, scale_log2);
+        const unsigned kept = kept_scores<false>(dropout, tile.first_row + warp_row, key, lane);
+        drop(scores, kept);
         multiply_values(accumulator, scores, v_tile, v_offset);
     }
 
@@ -84,5 +91,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     lse += (static_cast<long long>(tile.batch) * num_heads + tile.head) * seqlen_q;
     out += tile.batch * out_batch_stride + tile.head * out_head_stride;
     write_output(accumulator, row_max, row_sum, warp_q_tile, out, out_row_stride, lse, tile.first_row + warp_row,
-                 seqlen_q, head_dim, softmax_scale, lane);
+                 seqlen_q, head_dim, score_scale, lane, dropout.keep_scale);
 }

@@ -7,24 +7,26 @@ import math
 from pathlib import Path
 
 from impl.cuda.build import Kernel
+from impl.spark_attention.kernels.extras import PLAIN, REPORTED, Features
 
 BLOCK_M = 128
 BACKWARD_ROWS, BACKWARD_KEYS = 64, 128
 
 
-def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
+def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool, features: Features = PLAIN) -> Kernel:
     """The forward for head dims up to `padded_dim` (64 or 128); its grid is (ceil(seqlen_q / BLOCK_M), heads, batch).
 
     aligned: all rows start at multiples of 16 bytes and head_dim is a multiple of 8. bfloat16: else float16.
     """
-    block_n = 64 if aligned and padded_dim == 64 else 32  # the head of the source says why
+    block_n = 64 if aligned and padded_dim == 64 and not features else 32  # the head of the source says why
     return Kernel(
-        name=f"spark_attention_forward_sm80_{_variant(padded_dim, aligned, bfloat16)}",
+        name=f"spark_attention_forward_sm80_{_variant(padded_dim, aligned, bfloat16)}{features.suffix}",
         file=Path(__file__).with_name("forward_sm80.cu"),
         entry="spark_attention_forward_sm80",
         arch="sm_80",
         macros=(
             *_variant_macros(padded_dim, aligned, bfloat16),
+            *features.macros,
             ("BLOCK_N", block_n),
             ("MIN_BLOCKS", 2),
         ),
@@ -35,7 +37,7 @@ def forward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
     )
 
 
-def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
+def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool, features: Features = PLAIN) -> Kernel:
     """The backward for head dims up to `padded_dim`; one block for each BACKWARD_KEYS keys of a key-value head.
 
     aligned, bfloat16: as `forward_kernel`.
@@ -44,12 +46,13 @@ def backward_kernel(padded_dim: int, aligned: bool, bfloat16: bool) -> Kernel:
     elements = (2 * BACKWARD_KEYS + 4 * BACKWARD_ROWS) * padded_dim + padded_dim // 64 * BACKWARD_KEYS * BACKWARD_ROWS
     blocks_per_sm = 128 // padded_dim
     return Kernel(
-        name=f"spark_attention_backward_sm80_{_variant(padded_dim, aligned, bfloat16)}",
+        name=f"spark_attention_backward_sm80_{_variant(padded_dim, aligned, bfloat16)}{features.suffix}",
         file=Path(__file__).with_name("backward_sm80.cu"),
         entry="spark_attention_backward_sm80",
         arch="sm_80",
         macros=(
             *_variant_macros(padded_dim, aligned, bfloat16),
+            *features.macros,
             ("BLOCK_ROWS", BACKWARD_ROWS),
             ("MIN_BLOCKS", blocks_per_sm),
         ),
@@ -93,3 +96,6 @@ def _variant_macros(padded_dim: int, aligned: bool, bfloat16: bool) -> tuple[tup
 _VARIANTS = tuple(itertools.product((64, 128), (True, False), (False, True)))
 FORWARD = tuple(forward_kernel(*variant) for variant in _VARIANTS)
 BACKWARD = tuple(make(*variant) for make in (backward_prepare_kernel, backward_kernel) for variant in _VARIANTS)
+WITH_EXTRAS = tuple(
+    make(padded_dim, True, False, REPORTED) for make in (forward_kernel, backward_kernel) for padded_dim in (64, 128)
+)

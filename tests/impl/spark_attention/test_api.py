@@ -51,7 +51,10 @@ def test_fp16_accumulation_is_of_the_volta_kernel():
 @on_each_device
 def test_passes_torchs_checks_of_a_custom_op(device):
     q, k, v = (t.requires_grad_() for t in tensors(device=device))
-    torch.library.opcheck(torch.ops.voltabench.spark_attention_forward, (q, k, v, True, 0.25, "fp32", None))
+    mask, seed = torch.ones(1, 1, 8, 8, dtype=torch.bool, device=device), torch.tensor(3, device=device)
+    for mask_and_seed, dropout_p in (((None, None), 0.0), ((mask, seed), 0.3)):
+        arguments = (q, k, v, *mask_and_seed, True, 0.25, dropout_p, "fp32", None)
+        torch.library.opcheck(torch.ops.voltabench.spark_attention_forward, arguments)
 
 
 @on_each_device

@@ -9,10 +9,12 @@
 constexpr float kLog2e = 1.4426950408889634f;
 
 // p = exp(s - lse) and ds = p (dp - delta), packed; `statistics` are lse and delta of the queries, two to an element.
+// With dropout, p and dp are multiplied by keep_scale, p later, where `kept` has the bit 4 N m + 4 n + i of s[m][n][i],
+// else by 0.
 template <int M, int N>
 __device__ __forceinline__ void recompute(unsigned (&p)[M][N / 2][4], unsigned (&ds)[M][N / 2][4], float (&s)[M][N][4],
                                           float (&dp)[M][N][4], const float4* statistics, float softmax_scale,
-                                          int lane) {
+                                          int lane, unsigned kept = 0xffffffffu, float keep_scale = 1.0f) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         const float4 pair = statistics[n * 4 + lane % 4];
@@ -23,7 +25,9 @@ __device__ __forceinline__ void recompute(unsigned (&p)[M][N / 2][4], unsigned (
                 const float lse = i % 2 ? pair.z : pair.x, delta = i % 2 ? pair.w : pair.y;
                 // Rounded as the forward's lse was: with one key that counts, p is exactly 1 at any size.
                 s[m][n][i] = exp2_fast((__fmul_rn(s[m][n][i], softmax_scale) - lse) * kLog2e);
-                dp[m][n][i] = s[m][n][i] * (dp[m][n][i] - delta);
+                const bool is_kept = kept >> ((m * N + n) * 4 + i) % 32 & 1;
+                dp[m][n][i] = s[m][n][i] * ((is_kept ? dp[m][n][i] * keep_scale : 0.0f) - delta);
+                if (!is_kept) s[m][n][i] = 0.0f;
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {

@@ -81,11 +81,11 @@ __device__ __forceinline__ void multiply_values(Output& accumulator, const Score
 
 // Divides by the sums and writes the warp's rows below `row_count`: their log-sum-exp to lse[row], and the output,
 // which goes through `warp_tile`, shared memory for 32 rows, to leave in whole chunks, to out + row * out_row_stride.
-// Rows count from the tile's start, `warp_row` is the warp's first.
+// Rows count from the tile's start, `warp_row` is the warp's first. The output is multiplied by `factor`.
 __device__ __forceinline__ void write_output(const Output& accumulator, const RowValues& row_max,
                                              const RowValues& row_sum, Element* warp_tile, Element* out,
                                              long long out_row_stride, float* lse, int warp_row, int row_count,
-                                             int head_dim, float softmax_scale, int lane) {
+                                             int head_dim, float softmax_scale, int lane, float factor = 1.0f) {
     const float scale_log2 = softmax_scale * kLog2e;
     __syncwarp();
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void write_output(const Output& accumulator, const Ro
         for (int half = 0; half < 2; ++half) {
             const int row = m * 16 + half * 8 + lane / 4;
             const float sum = row_total(row_sum[m][half]);
-            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum);
+            const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * factor;
             if (lane % 4 == 0 && warp_row + row < row_count) {
                 // The sum has the maximum's base as it was rounded. Of one key that counts, the lse is then its score
                 // as a float, which gives the backward p = 1 however large it is.
