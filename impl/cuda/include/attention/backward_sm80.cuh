@@ -13,8 +13,8 @@ constexpr float kLog2e = 1.4426950408889634f;
 // else by 0.
 template <int M, int N>
 __device__ __forceinline__ void recompute(unsigned (&p)[M][N / 2][4], unsigned (&ds)[M][N / 2][4], float (&s)[M][N][4],
-                                          float (&dp)[M][N][4], const float4* statistics, float softmax_scale,
-                                          int lane, unsigned kept = 0xffffffffu, float keep_scale = 1.0f) {
+                                          float (&dp)[M][N][4], const float4* statistics, float softmax_scale, int lane,
+                                          unsigned kept = 0xffffffffu, float keep_scale = 1.0f) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         const float4 pair = statistics[n * 4 + lane % 4];
