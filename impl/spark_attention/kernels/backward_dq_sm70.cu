@@ -13,38 +13,12 @@
 #define ACCUMULATE_FP16 0
 #define P_THROUGH_SHARED 0
 #include "attention/mask_sm70.cuh"
-#include "attention/products_sm70.cuh"
 #include "attention/recompute_sm70.cuh"
+#include "attention/row_products_sm70.cuh"
 #include "backward_arguments_sm70.cuh"
 #include "extras_sm70.cuh"
 
 constexpr int kBlockRows = kThreads / 32 * kWarpRows;
-
-// Writes delta of the warp's rows. All threads of the block come here; `buffer` holds BLOCK_N rows.
-__device__ __forceinline__ void compute_delta(float* delta, const uint4* warp_dout_tile, uint4* buffer,
-                                              const Rows& out_rows, int tile_row, int warp_row_in_tile, int head_dim,
-                                              int lane) {
-    StagedTile staged;
-    for (int row = 0; row < kBlockRows; row += BLOCK_N) {
-        staged.fetch(out_rows, tile_row + row, head_dim);
-        staged.store(buffer);
-        __syncthreads();
-        const int own = warp_row_in_tile - row;
-        if (own >= 0 && own < BLOCK_N) {
-            float products[kRowTiles][kRowTiles][8] = {};
-            multiply_nt(products, warp_dout_tile, buffer + own * kChunks, lane);
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int in_tile = warp_row(lane, lane_row_of(i));
-                    const int query = tile_row + warp_row_in_tile + m * 16 + in_tile;
-                    if (in_tile == warp_column(lane, i) && query < out_rows.count) delta[query] = products[m][m][i];
-                }
-        }
-        __syncthreads();
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_backward_dq_sm70(
     BACKWARD_PARAMETERS EXTRA_PARAMETERS) {
@@ -82,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         staged_v.fetch(dout_rows, tile.first_row + row, head_dim);
         staged_v.store(dout_tile + row * kChunks);
     }
-    compute_delta(delta + head_first, warp_dout_tile, k_tile, out_rows, tile.first_row, warp_first, head_dim, lane);
+    compute_delta<kBlockRows>(delta + head_first, warp_dout_tile, k_tile, out_rows, tile.first_row, warp_first,
+                              head_dim, lane);
 
     RowStatistics statistics[kRowTiles][kLaneRows];
 #pragma unroll

@@ -55,8 +55,3 @@ __device__ __forceinline__ unsigned kept_scores(const Dropout& dropout, int firs
     return 0xffffffffu;
 #endif
 }
-
-// Whether `kept` has the bit of scores[m][n][i].
-__device__ __forceinline__ bool is_kept(unsigned kept, int m, int n, int i) {
-    return kept >> (m * 16 + n * 8 + i) & 1;
-}

@@ -16,6 +16,11 @@ constexpr int kKeyTiles = BLOCK_N / 16;
 // A operands for a 16x16 tile: [this quad-pair's share of the keys, the other's][its first four keys, its last].
 typedef unsigned Probabilities[2][2][2];
 
+// Whether `kept`, one bit for each of a lane's scores, has the bit of scores[m][n][i] (with dropout).
+__device__ __forceinline__ bool is_kept(unsigned kept, int m, int n, int i) {
+    return kept >> (m * 16 + n * 8 + i) & 1;
+}
+
 #if P_THROUGH_SHARED
 
 constexpr int kUnits = BLOCK_N / 4;  // of four keys, 8 bytes

@@ -9,12 +9,14 @@ __device__ __forceinline__ RowStatistics of_column(const RowStatistics& of_lane,
     return {__shfl_sync(kAllLanes, of_lane.lse, column), __shfl_sync(kAllLanes, of_lane.delta, column)};
 }
 
-// p^T and ds^T of the tile's queries as A operands.
+// p^T and ds^T of the tile's queries as A operands. With dropout, p and dp are multiplied by keep_scale, p later, where
+// `kept` says so (is_kept), else by 0.
 __device__ __forceinline__ void recompute(Probabilities (&p)[kRowTiles][kKeyTiles],
                                           Probabilities (&ds)[kRowTiles][kKeyTiles],
                                           const float (&scores)[kRowTiles][kKeyTiles][8],
                                           const float (&dp)[kRowTiles][kKeyTiles][8], const RowStatistics& of_lane,
-                                          float softmax_scale, int lane) {
+                                          float score_scale, int lane, unsigned kept = 0xffffffffu,
+                                          float keep_scale = 1.0f) {
 #pragma unroll
     for (int n = 0; n < kKeyTiles; ++n) {
         RowStatistics statistics[8];
@@ -26,8 +28,10 @@ __device__ __forceinline__ void recompute(Probabilities (&p)[kRowTiles][kKeyTile
             float probabilities[8], gradients[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                probabilities[i] = probability(scores[m][n][i], softmax_scale, statistics[i].lse);
-                gradients[i] = probabilities[i] * (dp[m][n][i] - statistics[i].delta);
+                const float of_value = is_kept(kept, m, n, i) ? dp[m][n][i] * keep_scale : 0.0f;
+                probabilities[i] = probability(scores[m][n][i], score_scale, statistics[i].lse);
+                gradients[i] = probabilities[i] * (of_value - statistics[i].delta);
+                if (!is_kept(kept, m, n, i)) probabilities[i] = 0.0f;
             }
             convert(p[m][n], nullptr, m, n, probabilities, lane);
             convert(ds[m][n], nullptr, m, n, gradients, lane);
