@@ -42,27 +42,6 @@ struct Barriers {
     int ticket;
 };
 
-// scores = keys queries^T of a warpgroup's 64 keys.
-__device__ __forceinline__ void multiply_transposed(float (&scores)[kScores], unsigned long long keys,
-                                                    unsigned long long queries) {
-#pragma unroll
-    for (int step = 0; step < PADDED_DIM / 16; ++step) {
-        const int panel = step / 4, column = step % 4 * 32;
-        PRODUCT(shared)(scores, advance_descriptor(keys, panel * kKeyPanelBytes + column),
-                        advance_descriptor(queries, panel * kQueryPanelBytes + column), step > 0);
-    }
-    wgmma_commit();
-}
-
-// gradient += a rows of a warpgroup's 64 keys.
-__device__ __forceinline__ void accumulate(float (&gradient)[kDims], const unsigned (&a)[kRowSteps][4],
-                                           unsigned long long rows) {
-#pragma unroll
-    for (int step = 0; step < kRowSteps; ++step)
-        PRODUCT(registers)(gradient, a[step], advance_descriptor(rows, step * 16 * kRowBytes), true);
-    wgmma_commit();
-}
-
 // dq = ds k for a warpgroup's 64 queries and 64 dims.
 __device__ __forceinline__ void multiply_keys(float (&dq)[kDqShare], unsigned long long ds, unsigned long long keys) {
 #pragma unroll
@@ -229,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 const unsigned stage = stage_of<STAGES>(step);
                 mbarrier_wait(&barriers.q_full[stage], parity_of<STAGES>(step));
                 wgmma_fence();
-                multiply_transposed(s, k_rows, advance_descriptor(q_rows, stage * kQueryTileBytes));
+                multiply_rows(s, k_rows, kKeyPanelBytes, advance_descriptor(q_rows, stage * kQueryTileBytes),
+                              kQueryPanelBytes);
             };
             mbarrier_wait(&barriers.k_full, 0);
             start_scores(0);
@@ -247,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 wgmma_wait<0>();
                 pin_registers(s);
                 wgmma_fence();
-                multiply_transposed(dp, v_rows, dout);
+                multiply_rows(dp, v_rows, kKeyPanelBytes, dout, kQueryPanelBytes);
 
                 if (first_key + consumer * 64 + 64 > visible_keys(row, seqlen_k, causal_offset))
                     mask_scores(s, first_key + warp_key + lane / 4, row, seqlen_k, causal_offset);
@@ -282,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_backwa
                 fence_async_proxy();
                 pack_fragments(p, s);
                 wgmma_fence();
-                accumulate(dv_sum, p, dout);
-                accumulate(dk_sum, ds, q);
+                accumulate_rows(dv_sum, p, dout);
+                accumulate_rows(dk_sum, ds, q);
 
                 named_barrier_sync(kDsBarrier, kConsumers * kGroup);
                 float dq[kDqShare];

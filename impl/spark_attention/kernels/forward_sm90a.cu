@@ -56,29 +56,6 @@ __device__ __forceinline__ Work locate(int index, int query_tiles, int num_heads
     return {first_row, head % num_heads, head / num_heads, (keys + BLOCK_N - 1) / BLOCK_N};
 }
 
-// scores = q k^T of a warpgroup; the operands are descriptors of the tiles' first panels.
-__device__ __forceinline__ void multiply_keys(float (&scores)[kScores], unsigned long long q, unsigned long long k) {
-#pragma unroll
-    for (int step = 0; step < PADDED_DIM / 16; ++step) {
-        const int panel = step / 4, column = step % 4 * 32;
-        const unsigned long long a = advance_descriptor(q, panel * kQueryPanelBytes + column);
-        const unsigned long long b = advance_descriptor(k, panel * kPanelBytes + column);
-        PRODUCT(shared)(scores, a, b, step > 0);
-    }
-    wgmma_commit();
-}
-
-// output += p v of a warpgroup.
-__device__ __forceinline__ void multiply_values(float (&output)[kOutputs], const unsigned (&p)[kSteps][4],
-                                                unsigned long long v) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-        const unsigned long long b = advance_descriptor(v, step * 16 * kRowBytes);
-        PRODUCT(registers)(output, p[step], b, true);
-    }
-    wgmma_commit();
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forward_sm90a(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, Element* __restrict__ out, float* __restrict__ lse, int* tickets,
@@ -178,7 +155,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
             mbarrier_wait(&barriers.k_full[stage], parity_of<STAGES>(used));
             named_barrier_sync(turn, 2 * kGroup);
             wgmma_fence();
-            multiply_keys(scores, q_descriptor, advance_descriptor(k_descriptor, stage * kTileBytes));
+            multiply_rows(scores, q_descriptor, kQueryPanelBytes, advance_descriptor(k_descriptor, stage * kTileBytes),
+                          kPanelBytes);
             ++used;
         };
         const auto finish_keys = [&](float (&scores)[kScores]) {
@@ -190,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
             const unsigned stage = stage_of<STAGES>(used - 1 - behind);
             mbarrier_wait(&barriers.v_full[stage], parity_of<STAGES>(used - 1 - behind));
             wgmma_fence();
-            multiply_values(output, p, advance_descriptor(v_descriptor, stage * kTileBytes));
+            accumulate_rows(output, p, advance_descriptor(v_descriptor, stage * kTileBytes));
         };
         const auto finish_values = [&](float (&output)[kOutputs], unsigned behind) {
             wgmma_wait<0>();

@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         float s[kScores], dp[kScores];
         unsigned p[kSteps][4], ds[kSteps][4];
         wgmma_fence();
-        multiply_rows(s, k_rows, advance_descriptor(q_rows, stage * kTileBytes));
-        multiply_rows(dp, v_rows, advance_descriptor(dout_rows, stage * kTileBytes));
+        multiply_rows(s, k_rows, kPanelBytes, advance_descriptor(q_rows, stage * kTileBytes), kPanelBytes);
+        multiply_rows(dp, v_rows, kPanelBytes, advance_descriptor(dout_rows, stage * kTileBytes), kPanelBytes);
         wgmma_wait<1>();
         pin_registers(s);
         if (last_key >= visible_keys(row, keys, causal_offset))
@@ -130,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         pack_probabilities(ds, dp);
         pack_probabilities(p, s);
         wgmma_fence();
-        accumulate_tile(dk_sum, ds, advance_descriptor(q_rows, stage * kTileBytes));
-        accumulate_tile(dv_sum, p, advance_descriptor(dout_rows, stage * kTileBytes));
+        accumulate_rows(dk_sum, ds, advance_descriptor(q_rows, stage * kTileBytes));
+        accumulate_rows(dv_sum, p, advance_descriptor(dout_rows, stage * kTileBytes));
         wgmma_wait<0>();
         pin_registers(dk_sum);
         pin_registers(dv_sum);

@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
                 __syncthreads();
             }
             wgmma_fence();
-            multiply_rows(s, q_rows, advance_descriptor(k_rows, stage * kTileBytes));
-            multiply_rows(dp, dout_rows, advance_descriptor(v_rows, stage * kTileBytes));
+            multiply_rows(s, q_rows, kPanelBytes, advance_descriptor(k_rows, stage * kTileBytes), kPanelBytes);
+            multiply_rows(dp, dout_rows, kPanelBytes, advance_descriptor(v_rows, stage * kTileBytes), kPanelBytes);
         };
         // ds from s and dp, and the start of dq += ds k.
         const auto finish_scores = [&](int step, int key) {
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             }
             pack_probabilities(ds, dp);
             wgmma_fence();
-            accumulate_tile(dq_sum, ds, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
+            accumulate_rows(dq_sum, ds, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
         };
 
         int key = walk.key(0);

@@ -80,7 +80,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         const auto start_keys = [&](int step) {
             mbarrier_wait(&barriers.k_full[stage_of<STAGES>(step)], parity_of<STAGES>(step));
             wgmma_fence();
-            multiply_rows(scores, q_rows, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
+            multiply_rows(scores, q_rows, kPanelBytes, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes),
+                          kPanelBytes);
         };
         const auto start_values = [&](int step, int key) {
             const unsigned stage = stage_of<STAGES>(step);
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
                 __syncthreads();
             }
             wgmma_fence();
-            accumulate_tile(output, p, advance_descriptor(v_rows, stage * kTileBytes));
+            accumulate_rows(output, p, advance_descriptor(v_rows, stage * kTileBytes));
         };
         const auto softmax = [&](int key) {
             if (key + kTileRows > unmasked_keys) mask_scores(scores, row, key, keys, causal_offset);

@@ -28,23 +28,3 @@ __device__ __forceinline__ void clear_rows(unsigned char* tile, int first) {
             *reinterpret_cast<uint4*>(tile + panel * kPanelBytes + i * 16) = make_uint4(0, 0, 0, 0);
     fence_async_proxy();
 }
-
-// product = a b^T of two tiles; the operands are descriptors of first panels.
-__device__ __forceinline__ void multiply_rows(float (&product)[kScores], unsigned long long a, unsigned long long b) {
-#pragma unroll
-    for (int step = 0; step < PADDED_DIM / 16; ++step) {
-        const int panel = step / 4, column = step % 4 * 32;
-        PRODUCT(shared)(product, advance_descriptor(a, panel * kPanelBytes + column),
-                        advance_descriptor(b, panel * kPanelBytes + column), step > 0);
-    }
-    wgmma_commit();
-}
-
-// sum += a b, b a tile.
-__device__ __forceinline__ void accumulate_tile(float (&sum)[kOutputs], const unsigned (&a)[kSteps][4],
-                                                unsigned long long b) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-        PRODUCT(registers)(sum, a[step], advance_descriptor(b, step * 16 * kRowBytes), true);
-    wgmma_commit();
-}

@@ -1,5 +1,5 @@
 // Tiles in shared memory as the copy engine brings them and wgmma reads them: panels of 64 columns, rows of 128 bytes,
-// swizzled; and how rows of accumulators leave through such a tile.
+// swizzled; products of them; and how rows of accumulators leave through one.
 #pragma once
 #include "tensors.cuh"
 #include "wgmma.cuh"
@@ -15,6 +15,30 @@ constexpr int kPanels = PADDED_DIM / 64;
 #else
 #    define PRODUCT(form) wgmma_##form##_f16
 #endif
+
+// product = a b^T over PADDED_DIM, 64 rows of a warpgroup; the operands are descriptors of the tiles' first panels,
+// which lie so many bytes apart.
+template <int VALUES>
+__device__ __forceinline__ void multiply_rows(float (&product)[VALUES], unsigned long long a, int a_panel_bytes,
+                                              unsigned long long b, int b_panel_bytes) {
+#pragma unroll
+    for (int step = 0; step < PADDED_DIM / 16; ++step) {
+        const int panel = step / 4, column = step % 4 * 32;
+        PRODUCT(shared)(product, advance_descriptor(a, panel * a_panel_bytes + column),
+                        advance_descriptor(b, panel * b_panel_bytes + column), step > 0);
+    }
+    wgmma_commit();
+}
+
+// sum += a b, b the rows of a tile, 16 to a step.
+template <int STEPS>
+__device__ __forceinline__ void accumulate_rows(float (&sum)[PADDED_DIM / 2], const unsigned (&a)[STEPS][4],
+                                                unsigned long long b) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+        PRODUCT(registers)(sum, a[step], advance_descriptor(b, step * 16 * kRowBytes), true);
+    wgmma_commit();
+}
 
 // 16 bytes of a tile.
 __device__ __forceinline__ unsigned char* chunk_at(unsigned char* tile, int panel_bytes, int row, int chunk) {
