@@ -51,14 +51,6 @@ __device__ __forceinline__ void multiply_keys(float (&dq)[kDqShare], unsigned lo
     wgmma_commit();
 }
 
-// The accumulators of a product with keys as rows, as the A operand of one over queries.
-__device__ __forceinline__ void pack_fragments(unsigned (&a)[kRowSteps][4], const float (&values)[kScores]) {
-#pragma unroll
-    for (int step = 0; step < kRowSteps; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[step][i] = pack(values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
-}
-
 // Scores of pairs that are masked become -inf. `key` is the thread's upper key, `row` the tile's first query.
 __device__ __forceinline__ void mask_scores(float (&scores)[kScores], int key, int row, int seqlen_k,
                                             int causal_offset) {

@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                 finish_keys(scores);
                 mask_scores(scores, row, key, seqlen_k, causal_offset);
                 online_softmax(scores, state, correction, scale_log2);
-                pack_probabilities(p, scores);
+                pack_fragments(p, scores);
 
                 for (key -= BLOCK_N; key >= 0; key -= BLOCK_N) {
                     start_keys(scores);
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) spark_attention_forwar
                     online_softmax(scores, state, correction, scale_log2);
                     finish_values(output, 1);
                     scale_output(output, correction);
-                    pack_probabilities(p, scores);
+                    pack_fragments(p, scores);
                 }
                 start_values(output, p, 0);
                 finish_values(output, 0);

@@ -127,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             const float4 pair = pairs[i / 4 * 4];
             dp[i] = s[i] * (dp[i] - (i % 2 ? pair.w : pair.y));
         }
-        pack_probabilities(ds, dp);
-        pack_probabilities(p, s);
+        pack_fragments(ds, dp);
+        pack_fragments(p, s);
         wgmma_fence();
         accumulate_rows(dk_sum, ds, advance_descriptor(q_rows, stage * kTileBytes));
         accumulate_rows(dv_sum, p, advance_descriptor(dout_rows, stage * kTileBytes));

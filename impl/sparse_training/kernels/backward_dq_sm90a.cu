@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
                 const float p = exp2_fast((__fmul_rn(s[i], softmax_scale) - row_lse[half]) * kLog2e);
                 dp[i] = p * (dp[i] - row_delta[half]);
             }
-            pack_probabilities(ds, dp);
+            pack_fragments(ds, dp);
             wgmma_fence();
             accumulate_rows(dq_sum, ds, advance_descriptor(k_rows, stage_of<STAGES>(step) * kTileBytes));
         };

@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             if (key + kTileRows > unmasked_keys) mask_scores(scores, row, key, keys, causal_offset);
             online_softmax(scores, state, correction, scale_log2);
             scale_output(output, correction);
-            pack_probabilities(p, scores);
+            pack_fragments(p, scores);
         };
 
         int key = walk.key(0);

@@ -1,4 +1,4 @@
-// The online softmax on the accumulators of wgmma: from scores to the A operand of p v, in registers.
+// The online softmax on the accumulators of wgmma, in registers.
 #pragma once
 #include "math.cuh"
 #include "row_reductions.cuh"
@@ -6,14 +6,6 @@
 
 constexpr int kScores = BLOCK_N / 2, kOutputs = PADDED_DIM / 2;  // accumulators of a thread
 constexpr int kSteps = BLOCK_N / 16;
-
-// The accumulators of q k^T hold p where the A operand of p v wants it.
-__device__ __forceinline__ void pack_probabilities(unsigned (&p)[kSteps][4], const float (&scores)[kScores]) {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[step][i] = pack(scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
-}
 
 // A thread has two rows: accumulator i belongs to the lower one when i / 2 is odd.
 struct RowState {

@@ -30,6 +30,15 @@ __device__ __forceinline__ void multiply_rows(float (&product)[VALUES], unsigned
     wgmma_commit();
 }
 
+// Accumulators of a product, its columns the sum of the next one, hold that one's A operand.
+template <int STEPS>
+__device__ __forceinline__ void pack_fragments(unsigned (&a)[STEPS][4], const float (&values)[8 * STEPS]) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[step][i] = pack(values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
+}
+
 // sum += a b, b the rows of a tile, 16 to a step.
 template <int STEPS>
 __device__ __forceinline__ void accumulate_rows(float (&sum)[PADDED_DIM / 2], const unsigned (&a)[STEPS][4],
