@@ -144,7 +144,8 @@ def _forward(
     kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor]:
     options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
-    out, lse = reference.attention_forward(q, k, v, accumulate=accumulate, **options)
+    with torch.autocast("cpu", enabled=False):  # else its products of float32 would be cast too
+        out, lse = reference.attention_forward(q, k, v, accumulate=accumulate, **options)
     return out.contiguous(), lse
 
 
@@ -188,7 +189,8 @@ def _backward(
     kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
-    return reference.attention_backward(dout, q, k, v, out, lse, **options)
+    with torch.autocast("cpu", enabled=False):
+        return reference.attention_backward(dout, q, k, v, out, lse, **options)
 
 
 @_backward.register_kernel("cuda")

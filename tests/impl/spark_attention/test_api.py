@@ -29,6 +29,11 @@ def tensors(q=(1, 2, 8, 16), k=(1, 2, 8, 16), v=None, dtype=torch.float16, devic
         (tensors(), {"softmax_scale": 0.0}, ValueError, "softmax_scale must be positive and finite"),
         (tensors(), {"softmax_scale": float("nan")}, ValueError, "softmax_scale must be positive and finite"),
         (tensors(), {"kernel_arch": "sm_75"}, ValueError, "kernel_arch must be one of sm_70, sm_80, sm_90a"),
+        (tensors(), {"mask": torch.ones(3, 8, dtype=torch.bool)}, ValueError, r"mask must broadcast to \[1, 2, 8, 8\]"),
+        (tensors(), {"mask": torch.zeros(8, 8, requires_grad=True)}, ValueError, "it gets none"),
+        (tensors(), {"mask": torch.ones(8, 8, dtype=torch.int32)}, TypeError, "mask must be boolean or floating point"),
+        (tensors(), {"dropout_p": 1.0}, ValueError, "dropout_p must be at least 0 and below 1"),
+        (tensors(), {"dropout_p": 0.1, "seed": torch.tensor(1.0)}, TypeError, "seed must be one int64"),
         (tensors(), {"accumulate": "fp64"}, ValueError, "accumulate must be 'fp32' or 'fp16'"),
         (tensors(dtype=torch.bfloat16), {"accumulate": "fp16"}, TypeError, "needs float16 inputs"),
     ],
@@ -87,6 +92,84 @@ def test_no_keys_give_zero(device):
     assert lse.eq(-torch.inf).all()
 
 
+@on_each_device
+def test_seeds(device):
+    q, k, v = tensors((1, 2, 40, 16), (1, 2, 40, 16), device=device)
+    by_number = spark_attention(q, k, v, dropout_p=0.5, seed=7)
+    assert torch.equal(by_number, spark_attention(q, k, v, dropout_p=0.5, seed=torch.tensor(7, device=device)))
+    assert not torch.equal(by_number, spark_attention(q, k, v, dropout_p=0.5, seed=8))
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn += [spark_attention(q, k, v, dropout_p=0.5) for _ in range(2)]
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+@on_each_device
+def test_masks_of_other_types_and_strides(device):
+    q, k, v = tensors((2, 2, 8, 16), (2, 2, 8, 16), device=device)
+    added = torch.randn(2, 1, 8, 8, device=device)
+    expected = spark_attention(q, k, v, mask=added)
+    assert torch.equal(expected, spark_attention(q, k, v, mask=added.double()))
+    assert torch.equal(expected, spark_attention(q, k, v, mask=added.mT.contiguous().mT))
+    column = torch.tensor([[True]] * 7 + [[False]], device=device)
+    assert not spark_attention(q, k, v, mask=column)[:, :, 7].any()
+
+
+@on_each_device
+def test_autocast_casts_the_inputs(device):
+    q, k, v = (t.float().requires_grad_() for t in tensors(device=device))
+    with torch.autocast(device, torch.bfloat16):
+        out = spark_attention(q, k, v)
+    assert torch.equal(out, spark_attention(*(t.bfloat16() for t in (q, k, v))))
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+@on_each_device
+def test_dropout_and_mask_compile_with_their_backward(device):
+    q, k, v = (t.requires_grad_() for t in tensors(device=device))
+    mask = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
+
+    def loss(q, k, v):
+        return spark_attention(q, k, v, mask=mask, dropout_p=0.3, seed=5).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
+    expected, got = (torch.autograd.grad(f(q, k, v), (q, k, v)) for f in (loss, compiled))
+    assert all(map(torch.equal, expected, got))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arch", [None, "sm_80"])
+def test_a_training_step_is_captured_by_a_cuda_graph(arch):
+    """Forward and backward without a look at the host; dropout draws anew at each replay."""
+    q, k, v = (t.requires_grad_() for t in tensors((2, 4, 130, 64), (2, 4, 130, 64), device="cuda"))
+    mask = torch.rand(130, 130, device="cuda") < 0.9
+    dropout_p = 0.0 if arch is None else 0.2
+    given = {"kernel_arch": arch, "dropout_p": dropout_p, "mask": mask if dropout_p else None}
+
+    def step():
+        out = spark_attention(q, k, v, **given)
+        return out.detach(), *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    graph.replay()
+    first = [t.clone() for t in outputs]
+    graph.replay()
+    assert all(t.isfinite().all() for t in outputs)
+    assert torch.equal(outputs[0], first[0]) == (dropout_p == 0)
+    if not dropout_p:
+        assert all(map(torch.equal, first, step()))
+
+
 @pytest.mark.gpu
 def test_captured_by_a_cuda_graph():
     q, k, v = tensors((2, 4, 130, 64), (2, 4, 130, 64), device="cuda")
@@ -120,3 +203,9 @@ def test_more_sequences_than_a_grid_has():
     q, k, v = tensors((70_000, 1, 3, 8), (70_000, 1, 3, 8), device="cuda")
     part = slice(65_000, 66_000)
     assert torch.equal(spark_attention(q, k, v)[part], spark_attention(q[part], k[part], v[part]))
+    for arch in ("sm_70", "sm_80"):
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        whole = torch.autograd.grad(spark_attention(*leaves, kernel_arch=arch).sum(), leaves)
+        alone = [t.detach()[part].requires_grad_() for t in (q, k, v)]
+        some = torch.autograd.grad(spark_attention(*alone, kernel_arch=arch).sum(), alone)
+        assert all(torch.equal(a[part], b) for a, b in zip(whole, some, strict=True))

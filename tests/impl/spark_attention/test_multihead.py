@@ -1,0 +1,91 @@
+"""MultiheadAttention against torch's own with the same parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from impl.spark_attention.multihead import MultiheadAttention
+
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def pair(device="cpu", **options):
+    """Ours in float16 and torch's in float32, with the same parameters."""
+    ours = MultiheadAttention(64, 4, device=device, **options).half()
+    theirs = nn.MultiheadAttention(64, 4, device=device, **options)
+    theirs.load_state_dict({name: value.float() for name, value in ours.state_dict().items()})
+    return ours, theirs
+
+
+def check(ours, theirs, *inputs, **options):
+    got, weights = ours(*inputs, need_weights=False, **options)
+    right, _ = theirs(*(x.float() for x in inputs), need_weights=False, **options)
+    assert weights is None
+    torch.testing.assert_close(got.float(), right, rtol=0, atol=4e-3)
+
+
+def inputs(*shape, device="cpu"):
+    return torch.randn(*shape, device=device).half()
+
+
+@on_each_device
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_self_attention_with_padding(batch_first, device):
+    x = inputs(3, 9, 64, device=device) if batch_first else inputs(9, 3, 64, device=device)
+    padding = torch.zeros(3, 9, dtype=torch.bool, device=device)
+    padding[1, 5:] = True
+    check(*pair(device, batch_first=batch_first), x, x, x, key_padding_mask=padding)
+
+
+@on_each_device
+def test_cross_attention_with_masks(device):
+    ours, theirs = pair(device, batch_first=True, kdim=48, vdim=40, bias=False)
+    q, k, v = (inputs(2, *shape, device=device) for shape in ((7, 64), (11, 48), (11, 40)))
+    for mask in (torch.rand(7, 11, device=device) < 0.3, torch.randn(8, 7, 11, device=device)):
+        check(ours, theirs, q, k, v, attn_mask=mask)
+    padding = torch.randn(2, 11, device=device)
+    check(ours, theirs, q, k, v, attn_mask=torch.randn(7, 11, device=device), key_padding_mask=padding)
+
+
+def test_causal_hint_and_one_sequence():
+    ours, theirs = pair()
+    x = inputs(9, 64)
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    check(ours, theirs, x, x, x, attn_mask=hidden, is_causal=True)
+    with pytest.raises(ValueError, match="is a hint about attn_mask"):
+        ours(x, x, x, need_weights=False, is_causal=True)
+
+
+def test_weights_are_torchs():
+    ours, theirs = pair()
+    x = inputs(9, 3, 64)
+    _, weights = ours(x, x, x)
+    _, right = theirs(x.float(), x.float(), x.float())
+    torch.testing.assert_close(weights.float(), right, rtol=0, atol=2e-3)
+
+
+def test_dropout_only_in_training():
+    ours = MultiheadAttention(64, 4, dropout=0.5).half()
+    x = inputs(9, 3, 64)
+    training = [ours(x, x, x, need_weights=False)[0] for _ in range(2)]
+    assert not torch.equal(*training)
+    ours.eval()
+    assert torch.equal(*(ours(x, x, x, need_weights=False)[0] for _ in range(2)))
+
+
+def test_trains_under_autocast():
+    ours = MultiheadAttention(64, 4)
+    x = torch.randn(9, 3, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = ours(x, x, x, need_weights=False)
+    assert out.dtype == torch.bfloat16
+    out.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_what_is_refused(option):
+    with pytest.raises(NotImplementedError, match="supports neither"):
+        MultiheadAttention(64, 4, **option)
