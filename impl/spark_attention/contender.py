@@ -126,7 +126,7 @@ class SparkAttentionSm80(SparkAttention):
 
     def unsupported(self, params: AttentionParams, target: Target) -> str | None:
         if target.is_cuda and target.capability < (8, 0):
-            return "the sm_80 kernels need compute capability 8.0 or newer"
+            return "the sm_80 kernels need compute capability 8.0 or newer; use spark_attention"
         return super().unsupported(params, target)
 
 
