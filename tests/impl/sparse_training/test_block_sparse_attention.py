@@ -48,7 +48,6 @@ def test_outputs_and_gradients_pass_the_gate(backend, softmax, causal, seqlen, b
         ("sm_80", 64, 64, 137, {"causal": True}),
         ("sm_80", 64, 64, 200, {"softmax": "pruned_as_zero"}),
         ("sm_80", 128, 128, 137, {"softmax": "pruned_as_zero", "causal": True}),
-        ("sm_80", 128, 64, 150, {}),
         ("sm_80", 32, 128, 70, {"softmax": "pruned_as_zero"}),
         ("sm_70", 64, 64, 137, {"causal": True}),
         ("sm_70", 32, 128, 70, {"softmax": "pruned_as_zero"}),
@@ -168,9 +167,9 @@ def test_lengths_hide_whole_blocks_and_what_lies_in_them(backend, causal, softma
 
 @emulated
 @softmaxes
-@pytest.mark.parametrize(("arch", "block"), [("sm_70", 64), ("sm_90a", 64), ("sm_90a", 128)])
-def test_lengths_hide_keys_in_other_kernels(arch, block, softmax):
-    assert_lengths_hide_keys(f"emulated {arch}", block, 64, [200, 0, 70], softmax=softmax)
+@pytest.mark.parametrize("arch", ["sm_70", "sm_90a"])
+def test_lengths_hide_keys_in_other_kernels(arch, softmax):
+    assert_lengths_hide_keys(f"emulated {arch}", 64, 64, [200, 0, 70], softmax=softmax)
 
 
 @softmaxes
