@@ -23,6 +23,7 @@ from harness.store import Store, records_path
 from harness.store import pack as packed
 from tests.harness.figures.synthetic import many_records
 
+COLUMNS = Record.model_fields.keys()
 CORES = 2
 WANTED_S = 60
 ROUNDS, SAMPLES = 10, 22  # of one metric, and in a round: as many as the H200's run has
@@ -38,7 +39,7 @@ def config_of(records: list[Record], path: Path) -> Config:
         for record in of_experiment:
             params = OPS[op].Params(**{field: getattr(record, field) for field in OPS[op].Params.model_fields})
             record.case_id = f"{op}.{params.slug()}"  # of the density that came out, not of the one asked for
-            cases[record.case_id] = params.model_dump()
+            cases[record.case_id] = params.model_dump(exclude_defaults=True)
         experiments[name] = {
             "op": op,
             "question": "?",
@@ -79,7 +80,10 @@ def cpu_s() -> float:
 
 @pytest.mark.slow
 def test_ten_thousand_records_are_collected_and_drawn_within_a_minute(tmp_path):
-    records = list(many_records(10_000))
+    records = [record for record in many_records(12_000) if OPS[record.op].Params.model_fields.keys() <= COLUMNS][
+        :10_000
+    ]
+    assert len(records) == 10_000
     path = tmp_path / "many.yaml"
     config = config_of(records, path)
     for panel, group in itertools.groupby(records, key=lambda record: f"{record.experiment}/{record.panel}"):
