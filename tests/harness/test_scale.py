@@ -31,7 +31,7 @@ ROUNDS, SAMPLES = 10, 22  # of one metric, and in a round: as many as the H200's
 
 def config_of(records: list[Record], path: Path) -> Config:
     """A config whose rows are these records, written to `path`."""
-    experiments = {}
+    experiments, written = {}, {}
     for name, group in itertools.groupby(records, key=lambda record: record.experiment):
         of_experiment = list(group)
         op = of_experiment[0].op
@@ -40,12 +40,13 @@ def config_of(records: list[Record], path: Path) -> Config:
             params = OPS[op].Params(**{field: getattr(record, field) for field in OPS[op].Params.model_fields})
             record.case_id = f"{op}.{params.slug()}"  # of the density that came out, not of the one asked for
             cases[record.case_id] = params.model_dump(exclude_defaults=True)
+        shapes = written.setdefault(tuple(cases), list(cases.values()))  # an alias in YAML the next time, as people do
         experiments[name] = {
             "op": op,
             "question": "?",
             "baseline": of_experiment[0].baseline,
             "contenders": list(dict.fromkeys(r.contender for r in of_experiment)),
-            "panels": [{"name": "main", "title": name, "shapes": list(cases.values())}],
+            "panels": [{"name": "main", "title": name, "shapes": shapes}],
         }
     path.write_text(yaml.safe_dump({"run": "many", "device": "cuda", "experiments": experiments}))
     return load_config(path)
