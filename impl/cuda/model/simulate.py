@@ -20,7 +20,8 @@ from impl.cuda.model.gpu import OF_SM, QUEUED, SCHEDULERS
 QUEUE = 5  # instructions of a scheduler that a queue holds (Huerta et al., arXiv 2503.20481)
 OPERANDS_READ = 9  # clocks after which a queued instruction has read its registers (the same)
 _BARRIERS = 6
-_WARM_UP, _PASSES = 2, 8
+_PASSES = 8  # at least; more of short loops, whose warps take longer to settle
+_STEPS = 6_000
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,13 @@ class Timing:
 
 
 def simulate(steps: Sequence[Step], warps_per_block: int, blocks: int) -> Timing:
-    """Passes of all warps of `blocks` blocks that share an SM; the first _WARM_UP of _PASSES are not timed."""
+    """Passes of all warps of `blocks` blocks that share an SM; the first quarter of them is not timed."""
     sm = _Sm(steps, warps_per_block, blocks)
-    begin = sm.run_until(_WARM_UP)
+    all_passes = max(_PASSES, _STEPS // len(steps))
+    begin = sm.run_until(all_passes // 4)
     sm.waiting.clear()
     issued = sum(warp.issued for warp in sm.warps)
-    clocks = sm.run_until(_PASSES) - begin
+    clocks = sm.run_until(all_passes) - begin
     passes = (sum(warp.issued for warp in sm.warps) - issued) / len(steps)
     total = sum(sm.waiting.values())
     return Timing(clocks * SCHEDULERS / passes, {reason: share / total for reason, share in sm.waiting.most_common()})

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from impl.cuda.model import simulate as simulate_module
 from impl.cuda.model.gpu import SCHEDULERS
 from impl.cuda.model.simulate import OPERANDS_READ, QUEUE, Step, simulate
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    """Loops as short as these settle soon."""
+    monkeypatch.setattr(simulate_module, "_STEPS", 400)
 
 
 def clocks(steps, warps_per_scheduler=1, blocks=1):
