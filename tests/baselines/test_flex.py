@@ -9,7 +9,12 @@ from harness.contender import discover
 from harness.ops import OPS
 from tests.baselines.gating import CASES, CPU, through_the_gate
 
-FORWARD = [(op, fields) for op in CASES if op != "spmm" for fields in CASES[op] if fields["direction"] == "forward"]
+FORWARD = [
+    (op, fields)
+    for op in ("attention", "block_sparse_attention")
+    for fields in CASES[op]
+    if fields["direction"] == "forward"
+]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
