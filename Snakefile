@@ -21,6 +21,7 @@ onstart:
 
 include: "workflows/rules/build.smk"
 include: "workflows/rules/measure.smk"
+include: "workflows/rules/train.smk"
 include: "workflows/rules/figures.smk"
 include: "workflows/rules/report.smk"
 

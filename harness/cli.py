@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -96,13 +96,18 @@ def train(
     batch: Annotated[int | None, typer.Option(help="samples a step, over all processes", min=1)] = None,
     samples: Annotated[int, typer.Option(help="generated samples", min=150)] = 100_000,
     monitor_every: Annotated[int, typer.Option(help="dense steps from one look at the maps to the next", min=1)] = 1,
+    min_skewness: Annotated[float | None, typer.Option(help="of the transition, instead of the paper's 1.7")] = None,
+    max_change: Annotated[float | None, typer.Option(help="of a map's distance, instead of the paper's 0.013")] = None,
+    evaluate_every: Annotated[int, typer.Option(help="steps from one pass over dev to the next", min=1)] = 500,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="else CUDA where there is a GPU")] = None,
     results: Annotated[Path, typer.Option(help="where the run's folder is")] = Path("results/training"),
 ) -> None:
     """Train one model on one task by one method; the same command goes on with a run that was interrupted."""
     from harness.training import TrainingRun
     from harness.training import train as train_run
 
-    run = TrainingRun(task, method, seed, steps, batch, data, samples, monitor_every)
+    look = (monitor_every, min_skewness, max_change)
+    run = TrainingRun(task, method, seed, steps, batch, data, samples, *look, evaluate_every, device)
     typer.echo(f"wrote {train_run(run, results)}")
 
 

@@ -20,6 +20,8 @@ from harness.ops import OPS
 from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
 from harness.paths import ROOT
 from harness.strict import StrictModel
+from impl.sparse_training.labels import LABELS
+from impl.sparse_training.recipes import RECIPES
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
@@ -91,6 +93,26 @@ class TrainingCurves(StrictModel):
         return TrainingStepParams(model=self.model, batch=self.batch, seqlen=self.seqlen, seed=seed)
 
 
+class Training(StrictModel):
+    """Runs of `voltabench train`: one task, by each method and seed. What is not given is the recipe's or paper's."""
+
+    task: str
+    methods: list[str] = Field(min_length=1)
+    seeds: list[int] = Field([0], min_length=1)
+    steps: int = Field(ge=3)
+    batch: int | None = Field(None, gt=0)
+    samples: int = Field(100_000, ge=150)
+    monitor_every: int = Field(1, gt=0)
+    min_skewness: float | None = None
+    max_change: float | None = Field(None, gt=0)
+    evaluate_every: int = Field(500, gt=0)
+
+    def options(self) -> str:
+        """Of the command line, but for method and seed."""
+        given = self.model_dump(exclude={"methods", "seeds"}, exclude_none=True)
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+
+
 class Config(StrictModel):
     """A run."""
 
@@ -104,6 +126,7 @@ class Config(StrictModel):
     energy: Energy = Energy()
     experiments: dict[Name, Experiment] = Field(min_length=1)
     training_curves: TrainingCurves | None = None
+    training: list[Training] = Field(default_factory=list)
 
     @field_validator("run")
     @classmethod
@@ -115,6 +138,16 @@ class Config(StrictModel):
     @property
     def results(self) -> Path:
         return Path("results") / self.run
+
+    @property
+    def trainings(self) -> dict[str, str]:
+        """The options of each run of `voltabench train`, by the name of its folder."""
+        return {
+            f"{training.task}-{method}-seed{seed}": f"{training.options()} --method {method} --seed {seed}"
+            for training in self.training
+            for method in training.methods
+            for seed in training.seeds
+        }
 
     def contenders(self, op: str) -> dict[str, Contender]:
         return discover(tuple(self.contender_folders)).get(op, {})
@@ -207,6 +240,13 @@ def _check(config: Config) -> None:
             _check_panel(config, name, panel)
     if config.training_curves:
         _check_curves(config, config.training_curves)
+    for index, training in enumerate(config.training):
+        _known(f"training[{index}].task", "task", training.task, RECIPES)
+        for method in training.methods:
+            _known(f"training[{index}].methods", "method", method, LABELS)
+    runs = sum(len(training.methods) * len(training.seeds) for training in config.training)
+    if runs != len(config.trainings):
+        raise ConfigError("training: a task, method and seed are there twice; remove one")
 
 
 def _check_curves(config: Config, curves: TrainingCurves) -> None:

@@ -10,10 +10,12 @@ from rich.table import Table
 
 from harness.config import load_config
 from harness.errors import NoRecords
+from harness.figures.run import Run
 from harness.store import pending
 
 PLACES = {
     "report.zip": "the report: unpack it and open report.html",
+    "training": "logs, checkpoints and results of `voltabench train`",
     "figures": "each figure as PDF, SVG, PNG, with its CSV",
     "claims.csv": "each published number and the verdict of this run",
     "notebooks": "the executed notebooks",
@@ -37,6 +39,10 @@ def print_summary(path: str | Path) -> None:
         if lines:
             console.print(f"[bold]{title}[/bold]")
         for line in lines:
+            console.print(f"  {line}", soft_wrap=True, markup=False)
+    if ended := trained(Run.open(path)):
+        console.print("[bold]Trained[/bold]")
+        for line in ended:
             console.print(f"  {line}", soft_wrap=True, markup=False)
     if lacking := sum(len(pending(config, name)) for name in config.panel_names()):
         console.print(f"[bold]{lacking} rows have no record of the present code[/bold]: run again to add them")
@@ -63,6 +69,17 @@ def measured(records: pd.DataFrame) -> Table:
         shown = "exact" if pd.isna(error) else f"{error:.2f}"
         table.add_row(experiment, contender, backends, f"{len(ok)}", f"{len(rows)}", shown)
     return table
+
+
+def trained(run: Run) -> list[str]:
+    """One line per run of `voltabench train` that has ended."""
+    lines = []
+    for training in run.trainings():
+        who, ended = training.who, training.ended
+        sparse = "" if training.transition is None else f"sparse from step {training.transition}, "
+        accuracy = f"{ended['test_accuracy']:.1%} of the test split right ({ended['source']} data)"
+        lines.append(f"{who['task']}, {who['label']}, seed {who['seed']}: {ended['steps']} steps, {sparse}{accuracy}")
+    return lines
 
 
 def stand_ins(records: pd.DataFrame) -> list[str]:

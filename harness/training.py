@@ -1,7 +1,8 @@
 """`voltabench train`: one training run of a task by a method, with progress, a log and checkpoints that resume exactly.
 
 The folder of a run holds `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt` and, when done,
-`run.json`. A kill at any point costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
+`run.json`; `best_dense.pt` and `best_sparse.pt` are the checkpoints that did best on the dev split. A kill at any point
+costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from harness.lazy import lazy_import
 from harness.measure import Stop
 
 if TYPE_CHECKING:
+    from impl.sparse_training.recipes import Data, Recipe
     from impl.sparse_training.train import StepLog, Trainer
 
 torch = lazy_import("torch")
 
-LOG_EVERY = 10  # steps: reading a loss waits for the device
+LOG_EVERY = {"cuda": 10, "cpu": 1}  # steps: reading a loss waits for a GPU
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "voltabench" / "tasks"
 
 
@@ -44,8 +46,9 @@ class TrainingRun:
     monitor_every: int = 1
     min_skewness: float | None = None  # of the transition, instead of the paper's
     max_change: float | None = None
-    save_every: int = 500
     evaluate_every: int = 500
+    device: str | None = None  # None: CUDA where there is a GPU
+    save_every: int = 500
 
     @property
     def name(self) -> str:
@@ -58,37 +61,37 @@ def train(run: TrainingRun, results: Path) -> Path:
     Raises ConfigError for an unknown task or method, for data that is missing or wrong, and for a folder that holds
     another run; MachineError without CUDA under torchrun.
     """
-    from impl.sparse_training.methods import METHODS
+    from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load
 
-    for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, METHODS)):
+    for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, LABELS)):
         if value not in known:
             raise ConfigError(f"unknown {kind} {value!r}; known: {', '.join(known)}")
-    device = _join_processes()
+    device = _join_processes(run.device)
     changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
     recipe = dataclasses.replace(RECIPES[run.task], **changes)
     recipe = dataclasses.replace(recipe, warmup_steps=min(recipe.warmup_steps, recipe.steps // 3))
     held_out = max(1, run.samples // 50)
     try:
         data = load(run.task, run.data, CACHE, (run.samples - 2 * held_out, held_out, held_out))
-        trainer = _trainer(run, recipe, METHODS[run.method], data, device)
+        trainer = _trainer(run, recipe, data, device)
     except (ValueError, ImportError, OSError) as error:
         raise ConfigError(f"task {run.task}: {error}") from None
     folder = results / run.name
-    checkpoint = folder / "checkpoint.pt"
+    checkpoint, notes = folder / "checkpoint.pt", {}
     if checkpoint.exists():
         try:
-            trainer.load(checkpoint)
+            notes = trainer.load(checkpoint)
         except ValueError as error:
             raise ConfigError(f"{error}; move it away to start anew") from None
-    _Loop(run, trainer, folder).go()
+    _Loop(run, trainer, folder, **notes).go()
     return folder
 
 
-def _trainer(run: TrainingRun, recipe: Any, method: Any, data: Any, device: torch.device) -> Trainer:
+def _trainer(run: TrainingRun, recipe: Recipe, data: Data, device: torch.device) -> Trainer:
     from impl.sparse_training.train import Trainer
 
-    trainer = Trainer(recipe, method, data, device, run.seed, run.monitor_every)
+    trainer = Trainer(recipe, run.method, data, device, run.seed, run.monitor_every)
     if run.min_skewness is not None:
         trainer.monitor.min_skewness = run.min_skewness
     if run.max_change is not None:
@@ -96,11 +99,12 @@ def _trainer(run: TrainingRun, recipe: Any, method: Any, data: Any, device: torc
     return trainer
 
 
-def _join_processes() -> torch.device:
+def _join_processes(device: str | None) -> torch.device:
     """The device of this process; under torchrun the GPU of its local rank."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not torch.cuda.is_available():
+        return torch.device(device)
+    if device == "cpu":
         torch.distributed.init_process_group("gloo")
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -109,13 +113,27 @@ def _join_processes() -> torch.device:
 
 
 class _Loop:
-    """The steps of a run, and what they leave in its folder. Only the first process writes."""
+    """The steps of a run, and what they leave in its folder. Only the first process writes.
 
-    def __init__(self, run: TrainingRun, trainer: Trainer, folder: Path):
+    The rest is what the processes before this one left in the checkpoint: seconds of training, the peak of memory and
+    the best accuracy on the dev split by phase.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        trainer: Trainer,
+        folder: Path,
+        *,
+        seconds: float = 0.0,
+        peak_bytes: dict[str, int] | None = None,
+        best: dict[str, float] | None = None,
+    ):
         self.run, self.trainer, self.folder = run, trainer, folder
         self.writes = trainer.rank == 0
-        self.began, self.first_step = time.monotonic(), trainer.step_number
-        self.peak_bytes: dict[str, int] = {}
+        self.began, self.first_step = time.monotonic() - seconds, trainer.step_number
+        self.peak_bytes, self.best = peak_bytes or {}, best or {}
+        self.log_every = LOG_EVERY[trainer.device.type]
         if self.writes:
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("steps", "evaluations"):
@@ -128,7 +146,7 @@ class _Loop:
             bar = progress.add_task(self.run.name, total=recipe.steps, completed=trainer.step_number)
             while trainer.step_number < recipe.steps and not stop():
                 log = trainer.step()
-                if log.step % LOG_EVERY == 0 or trainer.phase != log.phase:
+                if log.step % self.log_every == 0 or trainer.phase != log.phase:
                     progress.update(bar, description=self._log(log))
                 progress.update(bar, completed=trainer.step_number)
                 if trainer.step_number % self.run.evaluate_every == 0:
@@ -157,11 +175,15 @@ class _Loop:
         accuracy = self.trainer.evaluate(self.trainer.data.dev)
         line = {"step": self.trainer.step_number, "phase": phase, "split": "dev", "accuracy": accuracy}
         self._append("evaluations", line)
+        if phase == self.trainer.phase and accuracy > self.best.get(phase, -1.0):  # SPION may just have gone sparse
+            self.best[phase] = accuracy
+            self._save(f"best_{phase}")
 
-    def _save(self) -> None:
+    def _save(self, name: str = "checkpoint") -> None:
         self._note_peak()
         if self.writes:
-            self.trainer.save(self.folder / "checkpoint.pt")
+            notes = {"seconds": self._seconds(), "peak_bytes": self.peak_bytes, "best": self.best}
+            self.trainer.save(self.folder / f"{name}.pt", **notes)
 
     def _note_peak(self) -> None:
         if self.trainer.device.type == "cuda":
@@ -176,12 +198,15 @@ class _Loop:
             return
         patterns = [a.pattern.int().tolist() for a in trainer.attentions if getattr(a, "pattern", None) is not None]
         report = {
-            **{name: str(value) for name, value in dataclasses.asdict(self.run).items()},
+            **{name: value for name, value in dataclasses.asdict(self.run).items() if name != "data"},  # a user's path
+            **self._thresholds(),
             "recipe": dataclasses.asdict(trainer.recipe),
             "source": trainer.data.source,
             "splits": {n: getattr(trainer.data, n).describe(trainer.recipe.classes) for n in ("train", "dev", "test")},
             "test_accuracy": accuracy,
+            "best_dev": self.best,
             "phase": trainer.phase,
+            "seconds": self._seconds(),
             "peak_bytes": self.peak_bytes,
             "patterns": patterns,
             "device_name": torch.cuda.get_device_name() if trainer.device.type == "cuda" else "cpu",
@@ -189,8 +214,13 @@ class _Loop:
         }
         write_atomically(self.folder / "run.json", lambda path: path.write_text(json.dumps(report) + "\n"))
 
+    def _thresholds(self) -> dict[str, float | None]:
+        """Of SAT's transition, as they were; None for a method that has none."""
+        monitor, watched = self.trainer.monitor, self.trainer.method.transition == "sat"
+        return {name: getattr(monitor, name) if watched else None for name in ("min_skewness", "max_change")}
+
     def _seconds(self) -> float:
-        """Since this process began; a resumed run begins again."""
+        """Of the run, in this process and those before it; not the time between them."""
         return round(time.monotonic() - self.began, 4)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:

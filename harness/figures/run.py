@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -15,6 +16,7 @@ from harness.config import load_config
 from harness.errors import NoRecords
 from harness.figures.style import Look, looks
 from harness.records import CurvePoint, Record
+from impl.sparse_training.labels import LABELS
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step")  # whose times figures compare
@@ -36,6 +38,30 @@ def read_records(path: Path) -> pd.DataFrame:
     records = pd.read_parquet(path).reindex(columns=list(Record.model_fields))
     whole = [name for name, field in Record.model_fields.items() if field.annotation in (int, int | None)]
     return records.astype(dict.fromkeys(whole, "Int64"))
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of `voltabench train`: its run.json and the lines of its steps.jsonl."""
+
+    ended: Mapping[str, Any]
+    steps: pd.DataFrame
+
+    @classmethod
+    def of(cls, folder: Path) -> Training:
+        return cls(json.loads((folder / "run.json").read_text()), pd.read_json(folder / "steps.jsonl", lines=True))
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """Columns that name it."""
+        label = LABELS[self.ended["method"]]
+        return {"task": self.ended["task"], "method": self.ended["method"], "label": label, "seed": self.ended["seed"]}
+
+    @property
+    def transition(self) -> int | None:
+        """The first step of the sparse phase, for a method that also has a dense one."""
+        dense = self.steps["step"][self.steps["phase"] == "dense"]  # its last one is always logged
+        return int(dense.iloc[-1]) + 1 if 0 < len(dense) < len(self.steps) else None
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,10 @@ class Run:
         """The run's loss curves, with the columns of harness.records.CurvePoint; no rows where it trained nothing."""
         path = self.folder / "curves.parquet"
         return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=list(CurvePoint.model_fields))
+
+    def trainings(self) -> list[Training]:
+        """The runs of `voltabench train` that have ended."""
+        return [Training.of(path.parent) for path in sorted((self.folder / "training").glob("*/run.json"))]
 
     @property
     def on_cpu(self) -> bool:

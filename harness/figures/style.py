@@ -112,6 +112,15 @@ _REGISTRY: dict[str, tuple[str, str, str]] = {
     "flash_llm_tiled_csl": (VERMILLION, "", "o"),
     "flash_llm_bitmap": (PURPLE, "", "h"),
     "sat_block_sparse": (VERMILLION, "", "o"),
+    "dense": (GREY, "", "s"),
+    "dense_map": (GREY, "////", "s"),
+    "dense_monitor": (GREY, "....", "s"),
+    "dense_flash": (SKY, "", "v"),
+    "window": (GREEN, "", "^"),
+    "bigbird": (GREEN, "////", "^"),
+    "spion": (BLUE, "", "P"),
+    "sat": (VERMILLION, "", "o"),
+    "sat_csr": (VERMILLION, "////", "o"),
 }
 _PLACE = {name: place for place, name in enumerate(_REGISTRY)}
 _EXTRA = [

@@ -14,7 +14,8 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from impl.sparse_training.methods import BlockSparse, Method
+from impl.sparse_training.methods import METHODS, Method
+from impl.sparse_training.methods.block_sparse import BlockSparse
 from impl.sparse_training.model import Encoder
 from impl.sparse_training.pattern import LearnedPattern, Reading, TransitionMonitor, largest_blocks, pool, spion_pattern
 from impl.sparse_training.recipes import Data, Recipe
@@ -46,9 +47,10 @@ class Trainer:
     """
 
     def __init__(
-        self, recipe: Recipe, method: Method, data: Data, device: torch.device, seed: int, monitor_every: int = 1
+        self, recipe: Recipe, method: str, data: Data, device: torch.device, seed: int, monitor_every: int = 1
     ):
-        self.recipe, self.method, self.data, self.device = recipe, method, data, device
+        self.recipe, self.method, self.data, self.device = recipe, METHODS[method], data, device
+        self.method_name = method
         self.seed, self.monitor_every = seed, monitor_every
         self.rank, self.processes = _rank()
         if recipe.batch % self.processes:
@@ -56,10 +58,10 @@ class Trainer:
         if recipe.batch > len(data.train):
             raise ValueError(f"a batch of {recipe.batch} is more than the {len(data.train)} training samples")
         torch.manual_seed(seed)
-        self.attentions = [method.attention(recipe) for _ in range(recipe.layers)]
+        self.attentions = [self.method.attention(recipe) for _ in range(recipe.layers)]
         self.model = Encoder(recipe.vocabulary, recipe.seqlen, recipe.classes, self.attentions, recipe.pairs).to(device)
         self.patterns = nn.ModuleList(LearnedPattern(recipe.blocks) for _ in self.attentions).to(device)
-        self.monitor = _monitor(method, recipe).to("cpu" if method.monitor_on_cpu else device)
+        self.monitor = _monitor(self.method, recipe).to("cpu" if self.method.monitor_on_cpu else device)
         self.parallel = DistributedDataParallel(self.model) if self.processes > 1 else self.model
         self.step_number, self.phase = 0, "dense"
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
@@ -71,8 +73,8 @@ class Trainer:
             pct_start=recipe.warmup_steps / recipe.steps,
             anneal_strategy="linear",
         )
-        if method.fixed:
-            self._set_patterns([method.fixed(recipe.blocks).to(device)] * recipe.layers)
+        if self.method.fixed:
+            self._set_patterns([self.method.fixed(recipe.blocks).to(device)] * recipe.layers)
         torch.manual_seed(seed + self.rank)  # dropout differs between processes
 
     def step(self) -> StepLog:
@@ -114,15 +116,18 @@ class Trainer:
             self._go_sparse([spion_pattern(layer, recipe.block, "CF", **options) for layer in maps])
         return float(right) / len(split)
 
-    def save(self, path: Path) -> None:
-        """Write the checkpoint beside `path`, then rename it: a kill leaves the last one whole."""
+    def save(self, path: Path, **notes: Any) -> None:
+        """Write the checkpoint beside `path`, then rename it: a kill leaves the last whole. `load` returns notes."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".partial")
-        torch.save(self._state(), temporary)
+        torch.save(self._state() | {"notes": notes}, temporary)
         os.replace(temporary, path)
 
-    def load(self, path: Path) -> None:
-        """Go on where `save` was called. Raises ValueError for the checkpoint of another recipe, method or seed."""
+    def load(self, path: Path) -> dict[str, Any]:
+        """Go on where `save` was called, and return its notes.
+
+        Raises ValueError for the checkpoint of another recipe, method or seed.
+        """
         state = torch.load(path, map_location="cpu", weights_only=True)
         if state["of"] != self._identity():
             raise ValueError(f"{path} is a checkpoint of {state['of']}, not of {self._identity()}")
@@ -134,6 +139,7 @@ class Trainer:
         torch.set_rng_state(state["generator"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_generator"], self.device)
+        return state["notes"]
 
     def _state(self) -> dict[str, Any]:
         sparse = [a.pattern.cpu() for a in self.attentions if isinstance(a, BlockSparse)]
@@ -145,7 +151,7 @@ class Trainer:
         return state
 
     def _identity(self) -> str:
-        return f"{self.method.name} on {self.recipe}, seed {self.seed}"
+        return f"{self.method_name} on {self.recipe}, seed {self.seed}"
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}
@@ -174,10 +180,7 @@ class Trainer:
 
     def _maps(self) -> Tensor:
         """The averaged map of each layer, over all processes."""
-        maps = torch.stack([attention.map for attention in self.attentions])
-        if self.processes > 1:
-            distributed.all_reduce(maps, distributed.ReduceOp.AVG)
-        return maps
+        return self._average(torch.stack([attention.map for attention in self.attentions]))
 
     def _pattern_loss(self, maps: Tensor | None) -> Tensor | float:
         if maps is None or self.method.transition != "sat":
@@ -199,10 +202,15 @@ class Trainer:
             self.schedule.step()
 
     def _mean(self, loss: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-        both = torch.stack([loss.detach(), correct.float().mean()])
+        loss, accuracy = self._average(torch.stack([loss.detach(), correct.float().mean()]))
+        return loss, accuracy
+
+    def _average(self, values: Tensor) -> Tensor:
+        """Of all processes, whose shares of the batch are equal."""
         if self.processes > 1:
-            distributed.all_reduce(both, distributed.ReduceOp.AVG)
-        return both[0], both[1]
+            distributed.all_reduce(values)  # a sum: gloo has no average
+            values /= self.processes
+        return values
 
     def _go_sparse(self, patterns: list[Tensor]) -> None:
         """The published transition: a new optimizer at half the maximum rate, which stays constant from there."""

@@ -56,6 +56,14 @@ MISTAKES = [
     ("architectures", ["sm_75"], ["architectures[0]:", "sm_70"]),
     ("contender_folders", ["nowhere"], ["contender_folders", "no folder nowhere"]),
     ("experiments", {}, ["experiments:"]),
+    ("training", [{"task": "x", "methods": ["sat"], "steps": 9}], ["training[0].task: unknown task 'x'", "listops"]),
+    (
+        "training",
+        [{"task": "listops", "methods": ["x"], "steps": 9}],
+        ["training[0].methods: unknown method 'x'", "sat"],
+    ),
+    ("training", [{"task": "listops", "methods": ["sat"], "steps": 1}], ["training[0].steps:", "3"]),
+    ("training", 2 * [{"task": "listops", "methods": ["sat"], "steps": 9}], ["training:", "twice"]),
     ("experiments.attention.op", "atention", ["experiments.attention.op", "unknown op 'atention'", "attention, "]),
     ("experiments.attention.baseline", "cublas", ["unknown contender", "'cublas'", "unfused_fp16"]),
     ("experiments.attention.baseline", "nope", ["experiments.attention.baseline", "'nope'"]),
@@ -161,6 +169,14 @@ def test_cases_rows_and_energy_of_a_good_config():
     ]
     assert {case.params.seqlen_q: case.energy for case, _ in rows} == {16: (), 33: ("copy",)}
     assert config.panel_names() == ["attention/forward", "spmm/small"]
+
+
+def test_the_command_line_of_each_training():
+    training = {"task": "listops", "methods": ["sat", "dense"], "seeds": [0, 4], "steps": 9, "max_change": 0.5}
+    runs = parse_config({**GOOD, "training": [training]}, "mine.yaml").trainings
+    assert list(runs) == [f"listops-{method}-seed{seed}" for method in ("sat", "dense") for seed in (0, 4)]
+    said = "--task listops --steps 9 --samples 100000 --monitor-every 1 --max-change 0.5 --evaluate-every 500"
+    assert runs["listops-dense-seed4"] == f"{said} --method dense --seed 4"
 
 
 def test_headline_panels_come_first():

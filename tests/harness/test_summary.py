@@ -10,8 +10,9 @@ from rich.console import Console
 
 from harness.config import parse_config
 from harness.errors import MachineError
-from harness.summary import measured, not_measured, print_summary, stand_ins
+from harness.summary import measured, not_measured, print_summary, stand_ins, trained
 from harness.workflow import open_run
+from tests.harness.figures import synthetic
 
 ROWS = [
     {"contender": "cublas", "status": "ok", "error_ratio": 0.5, "error_limit": 2.0, "backend": "library"},
@@ -53,6 +54,16 @@ def test_what_is_emulated_or_a_reference_is_counted(records):
         "emulated: ours (2 rows): not timed",
         "reference: dense (1 rows): no compiler",
     ]
+
+
+def test_trainings_that_ended_have_a_line(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    assert trained(run) == [
+        "listops, dense, SDPA flash, seed 0: 100 steps, 50.0% of the test split right (generated data)",
+        "listops, SAT, seed 0: 100 steps, sparse from step 37, 50.0% of the test split right (generated data)",
+    ]
+    (tmp_path / "training/listops-sat-seed0/run.json").unlink()
+    assert len(trained(run)) == 1
 
 
 def test_a_run_without_records_is_one_line(tmp_path, monkeypatch):

@@ -27,7 +27,8 @@ def run(tmp_path, *options, **popen):
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
-    options = ("--method", "sat", "--steps", "11")
+    options = ("--method", "sat", "--steps", "6")
+    began = time.monotonic()
     assert run(tmp_path, *options, "--results", tmp_path / "whole").wait() == 0
     stopped = run(tmp_path, *options, "--results", tmp_path / "stopped")
     folder = tmp_path / "stopped" / "pathfinder-sat-seed0"
@@ -41,9 +42,13 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
 
     whole = tmp_path / "whole" / "pathfinder-sat-seed0"
     expected, got = ([{**line, "seconds": 0} for line in lines(f, "steps")] for f in (whole, folder))
-    assert [line["step"] for line in got] == [0, 10]
+    assert [line["step"] for line in got] == list(range(6))
     assert got == expected
+    seconds = [line["seconds"] for line in lines(folder, "steps")]
+    assert seconds[0] >= 0
+    assert seconds == sorted(set(seconds)), "the run's time goes on when it is resumed"
     ended = json.loads((folder / "run.json").read_text())
+    assert seconds[-1] <= ended["seconds"] <= time.monotonic() - began
     assert ended["test_accuracy"] == json.loads((whole / "run.json").read_text())["test_accuracy"]
     assert ended["source"] == "generated"
     assert ended["splits"]["train"]["duplicates"] == 0

@@ -29,6 +29,9 @@ rule figure:
         curves=lambda wildcards: (
             CURVES if wildcards.figure == "training_curves" else []
         ),
+        trainings=lambda wildcards: (
+            TRAININGS if wildcards.figure.startswith("sparse_training") else []
+        ),
         model=lambda wildcards: (
             rules.model.output if wildcards.figure == "model_bound" else []
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -205,6 +206,28 @@ def curves(steps: int = 200) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def trainings(folder: Path) -> None:
+    """Two ended runs of `voltabench train`, in the folder of a run: dense, and SAT with its transition at step 37."""
+    for method, moved in (("dense_flash", None), ("sat", 37)):
+        own = folder / "training" / f"listops-{method}-seed0"
+        own.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for step in range(0, 100, 4):
+            phase = "sparse" if moved and step >= moved else "dense"
+            line = {"step": step, "phase": phase, "loss": 2 / (1 + step), "seconds": 0.1 * step}
+            if moved and step < moved:
+                distance = [1 / step, 2 / step] if step else [None, None]
+                line |= {"skewness": [step / 20, step / 15], "distance": distance}
+            lines.append(json.dumps(line))
+        (own / "steps.jsonl").write_text("\n".join(lines))
+        ended = {
+            "task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated", "test_accuracy": 0.5,
+            "min_skewness": 1.7 if moved else None, "max_change": 0.2 if moved else None,
+            "patterns": [[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]] if moved else [],
+        }  # fmt: skip
+        (own / "run.json").write_text(json.dumps(ended))
+
+
 def add_energy(maker: Maker, records: list[Record]) -> list[Record]:
     """Energy on some cells, as a run takes it on its headline cells."""
     for record in records:
@@ -279,5 +302,6 @@ def run_of(records: list[Record], folder: Path) -> Run:
     pd.DataFrame(samples_of(records)).to_parquet(folder / "samples.parquet")
     curves().to_parquet(folder / "curves.parquet")
     pd.DataFrame(model_rows()).to_csv(folder / "model.csv", index=False)
+    trainings(folder)
     device = "cuda" if records[0].device_name == "Synthetic GPU" else "cpu"
     return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"))

@@ -443,3 +443,36 @@ def test_without_a_model_the_figure_says_why(tmp_path):
     assert any("no model: no nvdisasm" in text for text in texts(render(run, "model_bound")[1]))
     (tmp_path / "model.csv").unlink()
     assert any("this run has no model.csv" in text for text in texts(render(run, "model_bound")[1]))
+
+
+def test_the_transition_is_marked_and_other_thresholds_are_said(cpu, gpu_figure):
+    _, curves = gpu_figure("sparse_training_convergence")
+    (ax,) = panels(curves)
+    assert [line.get_xdata()[0] for line in ax.lines if len(set(line.get_xdata())) == 1] == [37]
+    assert "SAT: test 50.0%" in texts(curves)
+    rows, traces = gpu_figure("sparse_training_transition")
+    assert set(rows["method"]) == {"sat"}
+    skewness, distance = panels(traces)
+    assert skewness.get_title().endswith("skewness, at least 1.7")
+    assert "below 0.2, not the paper's 0.013" in distance.get_title().replace("\n", " ")
+    second = rows[(rows["layer"] == 1) & (rows["step"] == 20)]
+    assert second[["skewness", "distance"]].to_numpy().tolist() == [pytest.approx([20 / 15, 2 / 20])]
+    assert (20.0, 2 / 20) in list(zip(*distance.lines[1].get_data(), strict=True))
+
+
+def test_a_pattern_is_drawn_as_it_is(gpu_figure):
+    _, figure = gpu_figure("sparse_training_patterns")
+    first, second = panels(figure)
+    assert first.images[0].get_array().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    assert second.images[0].get_array().tolist() == [[0, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert first.get_title().endswith("layer 0: 3 of 9")
+
+
+def test_a_run_without_trainings_says_so(tmp_path):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    for path in tmp_path.glob("training/*/run.json"):  # none has ended
+        path.unlink()
+    for name in ("convergence", "transition", "patterns"):
+        rows, figure = render(run, f"sparse_training_{name}")
+        assert rows.empty
+        assert any(text.startswith("no ") for text in texts(figure))

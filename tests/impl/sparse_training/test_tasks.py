@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from impl.sparse_training.recipes import load
 from impl.sparse_training.tasks import images, listops, pathfinder, texts
 from impl.sparse_training.tasks.dataset import Split
 
@@ -183,6 +184,19 @@ def test_imdb_and_aan(tmp_path):
     path.write_text("2\ta\tb\tone\ttwo\n")
     with pytest.raises(ValueError, match=r"line 1: expected label, id1, id2, text1, text2"):
         texts.load_aan(path)
+
+
+@pytest.mark.parametrize("task", ["pathfinder", "modules"])
+def test_splits_have_no_sample_in_common(tmp_path, task):
+    """T15: dev is not test, and both have their size."""
+    data = load(task, None, tmp_path, (40, 12, 10))
+    parts = [data.train, data.dev, data.test]
+    samples = [row.tobytes() for part in parts for row in part.tokens]
+    assert len(set(samples)) == len(samples) == sum(map(len, parts))
+    if task == "pathfinder":
+        assert [len(part) for part in parts] == [40, 12, 10]
+        again = load(task, None, tmp_path, (40, 12, 10)).dev  # from the cache
+        assert np.array_equal(again.tokens, data.dev.tokens)
 
 
 def test_stand_ins_of_text():

@@ -1,0 +1,65 @@
+"""What SAT's monitor saw in the dense phase, by layer: skewness and distance of the averaged maps."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from harness.figures.panels import below, page, reference_line
+from harness.figures.run import Run
+from harness.figures.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+
+TITLE = "Averaged attention maps in the dense phase"
+PAPER = {"min_skewness": 1.7, "max_change": 0.013}
+COLUMNS = [
+    *("task", "method", "label", "seed", "layer", "step", "skewness", "distance"),
+    *("min_skewness", "max_change", "transition"),
+]
+_COLOURS = (VERMILLION, BLUE, GREEN, ORANGE, SKY, PURPLE)
+
+
+def table(run: Run) -> pd.DataFrame:
+    """Skewness, and distance to the map before, of each layer on each logged step that the monitor saw."""
+    parts = []
+    for training in run.trainings():
+        if "skewness" not in training.steps or training.ended["min_skewness"] is None:
+            continue
+        seen = training.steps[["step", "skewness", "distance"]].dropna(subset="skewness")
+        layers = seen["skewness"].map(lambda values: list(range(len(values))))
+        seen = seen.assign(layer=layers).explode(["layer", "skewness", "distance"])
+        limits = {name: training.ended[name] for name in PAPER}
+        parts.append(seen.assign(**training.who, **limits, transition=training.transition))
+    rows = pd.concat(parts)[COLUMNS].reset_index(drop=True) if parts else pd.DataFrame(columns=COLUMNS)
+    return rows.astype({"skewness": float, "distance": float})
+
+
+def nothing(rows: pd.DataFrame, run: Run) -> str | None:
+    return "no traces: no training of this run has SAT's monitor" if rows.empty else None
+
+
+def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    panels = []
+    for (task, label, seed), own in rows.groupby(["task", "label", "seed"]):
+        who = f"{task}, {label}, seed {seed}"
+        panels.append((f"{who}\nskewness, at least {_limit(own, 'min_skewness')}", own))
+        panels.append((f"{who}\ndistance to the map before, change below {_limit(own, 'max_change')}", own))
+    figure, cells = page(panels, run, TITLE, height=1.9, xlabel="step")
+    for place, (axes, own) in enumerate(cells):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for layer, line in own.groupby("layer"):
+            axes.plot(line["step"], line[("skewness", "distance")[place % 2]], color=_COLOURS[layer % len(_COLOURS)])
+        if place % 2 == 0:
+            reference_line(axes, own["min_skewness"].iloc[0])
+        if own["transition"].notna().all():
+            axes.axvline(own["transition"].iloc[0], color=BLACK, linestyle=":", linewidth=1)
+    layers = sorted(rows["layer"].unique())
+    handles = [Line2D([], [], color=_COLOURS[n % len(_COLOURS)], label=f"layer {n}") for n in layers]
+    below(figure, [*handles, Line2D([], [], color=BLACK, linestyle=":", linewidth=1, label="transition")])
+    return figure
+
+
+def _limit(rows: pd.DataFrame, name: str) -> str:
+    limit = rows[name].iloc[0]
+    return f"{limit:g}" if limit == PAPER[name] else f"{limit:g}, not the paper's {PAPER[name]}"
