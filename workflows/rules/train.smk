@@ -21,7 +21,7 @@ rule train:
     params:
         options=lambda wildcards: CONFIG.trainings[wildcards.training],
         device=CONFIG.device,
-        results=f"{RESULTS}/training",
+        results=subpath(output[0], ancestor=2),
     message:
         "training {wildcards.training}"
     shell:
