@@ -144,7 +144,7 @@ class _Loop:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Stop().watched() as stop, Progress(*columns, disable=not self.writes) as progress:
             bar = progress.add_task(self.run.name, total=recipe.steps, completed=trainer.step_number)
-            while trainer.step_number < recipe.steps and not stop():
+            while trainer.step_number < recipe.steps and not self._stopped(stop):
                 log = trainer.step()
                 if log.step % self.log_every == 0 or trainer.phase != log.phase:
                     progress.update(bar, description=self._log(log))
@@ -156,6 +156,11 @@ class _Loop:
             self._save()
         if trainer.step_number == recipe.steps:
             self._finish()
+
+    def _stopped(self, stop: Stop) -> bool:
+        """Whether a process was told to stop. Several of them agree on it at steps of the log, or one would wait."""
+        asks = self.trainer.processes == 1 or self.trainer.step_number % self.log_every == 0
+        return asks and self.trainer.anywhere(stop())
 
     def _log(self, log: StepLog) -> str:
         loss, accuracy = log.loss.item(), log.accuracy.item()
@@ -181,9 +186,8 @@ class _Loop:
 
     def _save(self, name: str = "checkpoint") -> None:
         self._note_peak()
-        if self.writes:
-            notes = {"seconds": self._seconds(), "peak_bytes": self.peak_bytes, "best": self.best}
-            self.trainer.save(self.folder / f"{name}.pt", **notes)
+        notes = {"seconds": self._seconds(), "peak_bytes": self.peak_bytes, "best": self.best}
+        self.trainer.save(self.folder / f"{name}.pt", **notes)
 
     def _note_peak(self) -> None:
         if self.trainer.device.type == "cuda":

@@ -117,11 +117,16 @@ class Trainer:
         return float(right) / len(split)
 
     def save(self, path: Path, **notes: Any) -> None:
-        """Write the checkpoint beside `path`, then rename it: a kill leaves the last whole. `load` returns notes."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".partial")
-        torch.save(self._state() | {"notes": notes}, temporary)
-        os.replace(temporary, path)
+        """Write the checkpoint beside `path`, then rename it: a kill leaves the last whole. `load` returns notes.
+
+        All processes call it, since each has generators of its own; the first one writes.
+        """
+        state = self._state() | {"notes": notes}
+        if self.rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".partial")
+            torch.save(state, temporary)
+            os.replace(temporary, path)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Go on where `save` was called, and return its notes.
@@ -136,22 +141,30 @@ class Trainer:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.step_number = state["step"]
-        torch.set_rng_state(state["generator"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["device_generator"], self.device)
+        generator, *of_device = state["generators"][self.rank]
+        torch.set_rng_state(generator)
+        if of_device:
+            torch.cuda.set_rng_state(of_device[0], self.device)
         return state["notes"]
+
+    def anywhere(self, holds: bool) -> bool:
+        """Whether it holds in any of the processes, which all ask."""
+        return bool(self._average(torch.tensor(float(holds), device=self.device)) > 0)
 
     def _state(self) -> dict[str, Any]:
         sparse = [a.pattern.cpu() for a in self.attentions if isinstance(a, BlockSparse)]
         state = {name: part.state_dict() for name, part in self._parts().items()}
         state |= {"of": self._identity(), "phase": self.phase, "kept": sparse, "step": self.step_number}
-        state["generator"] = torch.get_rng_state()
+        own = [torch.get_rng_state()]
         if self.device.type == "cuda":
-            state["device_generator"] = torch.cuda.get_rng_state(self.device)
+            own.append(torch.cuda.get_rng_state(self.device))
+        state["generators"] = [own] * self.processes
+        if self.processes > 1:
+            distributed.all_gather_object(state["generators"], own)
         return state
 
     def _identity(self) -> str:
-        return f"{self.method_name} on {self.recipe}, seed {self.seed}"
+        return f"{self.method_name} on {self.recipe}, seed {self.seed}, {self.processes} processes"
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}

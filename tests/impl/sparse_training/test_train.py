@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,15 +175,29 @@ def of_process(rank, processes, store, data):
                 module.p = 0.0
         logs = [made.step() for _ in range(8)]
         logged = torch.tensor([[log.loss.item(), log.accuracy.item()] for log in logs])
+        assert not made.anywhere(False)
+        assert made.anywhere(rank == processes - 1)
+        assert_resumes(made, trainer(data, "sat"), Path(f"{store}-checkpoint.pt"))
         return logged, [log.phase for log in logs], made.monitor.maps
     finally:
         if processes > 1:
             distributed.destroy_process_group()
 
 
+def assert_resumes(made, resumed, path):
+    """T10 of several processes: each goes on with its own dropout."""
+    for module in made.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    made.save(path)
+    expected = [made.step().loss.item() for _ in range(2)]
+    resumed.load(path)
+    assert [resumed.step().loss.item() for _ in range(2)] == expected
+
+
 def test_two_processes_train_as_one(data, tmp_path):
     """T11: the same global batch, so the same losses, maps and transition, but for the order of sums in float32."""
-    alone, phases, maps = of_process(0, 1, None, data)
+    alone, phases, maps = of_process(0, 1, tmp_path / "alone", data)
     assert {"dense", "sparse"} == set(phases)
     other = multiprocessing.get_context("spawn").Process(target=of_process, args=(1, 2, tmp_path / "store", data))
     other.start()
