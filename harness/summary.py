@@ -78,7 +78,13 @@ def trained(run: Run) -> list[str]:
         who, ended = training.who, training.ended
         sparse = "" if training.transition is None else f"sparse from step {training.transition}, "
         accuracy = f"{ended['test_accuracy']:.1%} of the test split right ({ended['source']} data)"
-        lines.append(f"{who['task']}, {who['label']}, seed {who['seed']}: {ended['steps']} steps, {sparse}{accuracy}")
+        costs = "".join(
+            f"; {phase} {1e3 * training.step_seconds[phase]:.3g} ms a step, {peak / 2**30:.3g} GiB at most"
+            for phase, peak in ended["peak_bytes"].items()  # none on a CPU, whose times say nothing
+            if phase in training.step_seconds
+        )
+        who = f"{who['task']}, {who['label']}, seed {who['seed']}"
+        lines.append(f"{who}: {ended['steps']} steps, {sparse}{accuracy}{costs}")
     return lines
 
 

@@ -146,6 +146,8 @@ class _Loop:
             bar = progress.add_task(self.run.name, total=recipe.steps, completed=trainer.step_number)
             while trainer.step_number < recipe.steps and not self._stopped(stop):
                 log = trainer.step()
+                if trainer.phase != log.phase:
+                    self._note_peak(log.phase)
                 if log.step % self.log_every == 0 or trainer.phase != log.phase:
                     progress.update(bar, description=self._log(log))
                 progress.update(bar, completed=trainer.step_number)
@@ -178,6 +180,7 @@ class _Loop:
     def _evaluate(self) -> None:
         phase = self.trainer.phase
         accuracy = self.trainer.evaluate(self.trainer.data.dev)
+        self._note_peak(phase)
         line = {"step": self.trainer.step_number, "phase": phase, "split": "dev", "accuracy": accuracy}
         self._append("evaluations", line)
         if phase == self.trainer.phase and accuracy > self.best.get(phase, -1.0):  # SPION may just have gone sparse
@@ -185,14 +188,15 @@ class _Loop:
             self._save(f"best_{phase}")
 
     def _save(self, name: str = "checkpoint") -> None:
-        self._note_peak()
+        self._note_peak(self.trainer.phase)
         notes = {"seconds": self._seconds(), "peak_bytes": self.peak_bytes, "best": self.best}
         self.trainer.save(self.folder / f"{name}.pt", **notes)
 
-    def _note_peak(self) -> None:
+    def _note_peak(self, phase: str) -> None:
+        """Of `phase`, since the last note: called before another phase begins."""
         if self.trainer.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.trainer.device)
-            self.peak_bytes[self.trainer.phase] = max(peak, self.peak_bytes.get(self.trainer.phase, 0))
+            self.peak_bytes[phase] = max(peak, self.peak_bytes.get(phase, 0))
             torch.cuda.reset_peak_memory_stats(self.trainer.device)
 
     def _finish(self) -> None:

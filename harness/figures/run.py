@@ -58,6 +58,12 @@ class Training:
         return {"task": self.ended["task"], "method": self.ended["method"], "label": label, "seed": self.ended["seed"]}
 
     @property
+    def step_seconds(self) -> dict[str, float]:
+        """Of each phase, the median over the intervals of the log; few of them hold an evaluation."""
+        each = self.steps["seconds"].diff() / self.steps["step"].diff()
+        return each.groupby(self.steps["phase"]).median().dropna().to_dict()
+
+    @property
     def transition(self) -> int | None:
         """The first step of the sparse phase, for a method that also has a dense one."""
         dense = self.steps["step"][self.steps["phase"] == "dense"]  # its last one is always logged

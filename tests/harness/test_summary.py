@@ -60,7 +60,8 @@ def test_trainings_that_ended_have_a_line(tmp_path):
     run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
     assert trained(run) == [
         "listops, dense, SDPA flash, seed 0: 100 steps, 50.0% of the test split right (generated data)",
-        "listops, SAT, seed 0: 100 steps, sparse from step 37, 50.0% of the test split right (generated data)",
+        "listops, SAT, seed 0: 100 steps, sparse from step 37, 50.0% of the test split right (generated data); "
+        "dense 100 ms a step, 3 GiB at most; sparse 100 ms a step, 0.5 GiB at most",
     ]
     (tmp_path / "training/listops-sat-seed0/run.json").unlink()
     assert len(trained(run)) == 1

@@ -223,6 +223,7 @@ def trainings(folder: Path) -> None:
         ended = {
             "task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated", "test_accuracy": 0.5,
             "min_skewness": 1.7 if moved else None, "max_change": 0.2 if moved else None,
+            "peak_bytes": {"dense": 3 * 2**30, "sparse": 2**29} if moved else {},
             "patterns": [[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]] if moved else [],
         }  # fmt: skip
         (own / "run.json").write_text(json.dumps(ended))
