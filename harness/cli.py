@@ -15,7 +15,7 @@ import typer
 
 from harness.errors import MachineError, VoltabenchError
 
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -91,8 +91,8 @@ def train(
     task: Annotated[str, typer.Option(help="listops, pathfinder, image, text, retrieval, or a stand-in: digits, ...")],
     method: Annotated[str, typer.Option(help="sat, spion, dense, dense_flash, window, ...")],
     data: Annotated[Path | None, typer.Option(help="folder of a download; generated tasks need none")] = None,
-    seed: Annotated[int, typer.Option(help="of weights, order and dropout")] = 0,
-    steps: Annotated[int | None, typer.Option(help="fewer than the recipe's", min=3)] = None,
+    seed: Annotated[int, typer.Option(help="of weights, order and dropout", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="fewer than the recipe's", min=6)] = None,
     batch: Annotated[int | None, typer.Option(help="samples a step, over all processes", min=1)] = None,
     samples: Annotated[int, typer.Option(help="generated samples", min=150)] = 100_000,
     monitor_every: Annotated[int, typer.Option(help="dense steps from one look at the maps to the next", min=1)] = 1,

@@ -22,6 +22,7 @@ from harness.cell import classify
 from harness.collect import schema, write_atomically
 from harness.config import Config, TrainingCurves, load_config
 from harness.contender import Target
+from harness.errors import ConfigError
 from harness.lazy import lazy_import
 from harness.locks import hold_one
 from harness.machine import check_machine
@@ -70,9 +71,11 @@ def train(
 def train_curves(config_path: str | Path) -> None:
     """Write results/<run>/curves.parquet, the columns of `CurvePoint`, training what is not there yet.
 
-    Raises ConfigError for a bad config, MachineError where the machine is not the config's.
+    Raises ConfigError for a config that is bad or names no trainings, MachineError where the machine is not its.
     """
     config = load_config(config_path)
+    if config.training_curves is None:
+        raise ConfigError(f"{config_path}: training_curves: missing, so no curve to train; config/smoke.yaml has one")
     target = check_machine(config)
     console = Console(stderr=True, highlight=False)
     devices = candidates(config)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from harness.config import load_config
-from harness.errors import VoltabenchError
+from harness.errors import NoRecords, VoltabenchError
 from harness.machine import check_machine
 from harness.paths import ROOT
 from harness.summary import print_summary
@@ -34,9 +34,14 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
 
 
 def make_report(path: Path) -> None:
-    """Write results/<run>/report.zip: figures, claims, notebooks and how they were made, to be opened offline."""
-    report = load_config(path).results / "report.zip"
-    _snakemake("results", "--configfile", str(path), "--report", str(report))
+    """Write results/<run>/report.zip: figures, claims, notebooks and how they were made, to be opened offline.
+
+    Raises ConfigError for a bad config, NoRecords, WorkflowFailed for a run that lacks one of these.
+    """
+    results = load_config(path).results
+    if not (results / "records.parquet").exists():
+        raise NoRecords(results / "records.parquet", path)
+    _snakemake("results", "--configfile", str(path), "--report", str(results / "report.zip"))
 
 
 def _snakemake(target: str, *options: str) -> None:

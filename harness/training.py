@@ -59,7 +59,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     """Train, or go on training, in results/<task>-<method>-seed<seed>, and return that folder.
 
     Raises ConfigError for an unknown task or method, for data that is missing or wrong, and for a folder that holds
-    another run; MachineError without CUDA under torchrun.
+    another run; MachineError for a loss that is NaN.
     """
     from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Data:
 
 
 def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)) -> Data:
-    """The samples of `task`. folder: a user's download, which image, text and retrieval need.
+    """The samples of `task`. folder: a user's download, which image, text and retrieval need and no stand-in takes.
 
     Generated samples, as many as `sizes` (train, dev, test), are kept in `cache`, a folder. Raises ValueError that
     says what is missing or wrong, and where.
@@ -68,12 +69,14 @@ def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int
     if task in _GENERATED and folder is None:
         return _parts(_generated(task, sum(sizes), cache), sizes, "generated")
     if task in _STAND_INS:
+        if folder is not None:
+            raise ValueError(f"is a stand-in for a download, and takes no folder ({folder})")
         whole = _STAND_INS[task]()
         held_out = len(whole) // 10
         return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), "stand-in")
     if folder is None:
         stand_in = {"image": "digits", "text": "modules", "retrieval": "module_pairs"}[task]
-        raise ValueError(f"task {task} needs its download (--data FOLDER); the stand-in without one is {stand_in}")
+        raise ValueError(f"needs its download (--data FOLDER); the stand-in without one is {stand_in}")
     return _of_user(task, folder)
 
 
@@ -93,7 +96,7 @@ def _generated(task: str, count: int, cache: Path) -> Split:
             return Split(kept["tokens"], kept["lengths"], kept["labels"])
     split = _GENERATED[task](count, _SEED)
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial.npz")
+    temporary = cache / f"{path.stem}.{os.getpid()}.npz"  # processes of one run may all come here
     np.savez_compressed(temporary, tokens=split.tokens, lengths=split.lengths, labels=split.labels)
     temporary.replace(path)
     return split

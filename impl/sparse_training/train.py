@@ -78,7 +78,7 @@ class Trainer:
         torch.manual_seed(seed + self.rank)  # dropout differs between processes
 
     def step(self) -> StepLog:
-        """One optimizer step, and the transition after it where it is due. Raises FloatingPointError for a NaN loss."""
+        """One optimizer step, and the transition after it where it is due."""
         watched = self.phase == "dense" and self._looks()
         for attention in self.attentions:
             attention.watched = watched
@@ -131,9 +131,12 @@ class Trainer:
     def load(self, path: Path) -> dict[str, Any]:
         """Go on where `save` was called, and return its notes.
 
-        Raises ValueError for the checkpoint of another recipe, method or seed.
+        Raises ValueError for a file that is no checkpoint, and for one of another recipe, method, seed or data.
         """
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # bytes that are none can make the unpickler raise any
+            raise ValueError(f"{path} is no checkpoint: {(str(error) or repr(error)).splitlines()[0]}") from None
         if state["of"] != self._identity():
             raise ValueError(f"{path} is a checkpoint of {state['of']}, not of {self._identity()}")
         if state["phase"] == "sparse":
@@ -164,7 +167,9 @@ class Trainer:
         return state
 
     def _identity(self) -> str:
-        return f"{self.method_name} on {self.recipe}, seed {self.seed}, {self.processes} processes"
+        data = f"{len(self.data.train)} samples ({self.data.source})"
+        monitored = f"monitored every {self.monitor_every} steps"
+        return f"{self.method_name} on {self.recipe}, {data}, seed {self.seed}, {monitored}, {self.processes} processes"
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}
@@ -202,7 +207,8 @@ class Trainer:
         return PATTERN_LOSS * self.recipe.layers * sum(losses)
 
     def _read(self, maps: Tensor | None) -> Reading | None:
-        return None if maps is None else self.monitor(maps.to(self.monitor.maps.device))
+        monitors = self.method.transition == "sat" or self.method.monitor_on_cpu
+        return self.monitor(maps.to(self.monitor.maps.device)) if monitors and maps is not None else None
 
     def _optimize(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)

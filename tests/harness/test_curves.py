@@ -93,3 +93,9 @@ def test_curves_are_trained_once_and_anew_when_the_code_changed(tmp_path, monkey
 def test_bad_settings_are_refused_before_anything_runs(changes, message):
     with pytest.raises(ConfigError, match=message):
         parse_config({**RUN, "training_curves": CURVES | changes}, "my.yaml")
+
+
+def test_a_config_without_trainings_says_so(tmp_path):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(RUN))
+    with pytest.raises(ConfigError, match=r"c\.yaml: training_curves: missing"):
+        train_curves(tmp_path / "c.yaml")

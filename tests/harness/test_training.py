@@ -58,8 +58,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     ("options", "message"),
     [
         (["--method", "none"], "voltabench: unknown method 'none'; known: dense, "),
-        (["--method", "sat", "--task", "image"], "task image needs its download (--data FOLDER); the stand-in"),
+        (["--method", "sat", "--task", "image"], "task image: needs its download (--data FOLDER); the stand-in"),
         (["--method", "sat", "--batch", "5000"], "a batch of 5000 is more than the 144 training samples"),
+        (["--method", "sat", "--task", "listops", "--data", "nowhere"], "nowhere/basic_train.tsv"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, options, message):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import distributed
 
+from harness import training
 from impl.sparse_training.labels import LABELS
 from impl.sparse_training.methods import METHODS
 from impl.sparse_training.recipes import MODULES, Data
@@ -36,6 +37,15 @@ def data():
         return Split(tokens, lengths, labels)
 
     return Data(split(64), split(16), split(16), "random")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Work this small takes longer by several, many times so where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def trainer(data, name, seed=0):
@@ -157,6 +167,36 @@ def test_another_runs_checkpoint_is_refused(data, tmp_path):
     trainer(data, "dense").save(tmp_path / "dense.pt")
     with pytest.raises(ValueError, match=r"is a checkpoint of dense on .*, not of sat on"):
         trainer(data, "sat").load(tmp_path / "dense.pt")
+    fewer = dataclasses.replace(data, train=data.train.take(np.arange(32)))
+    with pytest.raises(ValueError, match=r"64 samples \(random\), .*, not of .* 32 samples \(random\)"):
+        trainer(fewer, "dense").load(tmp_path / "dense.pt")
+
+
+@pytest.mark.parametrize("before", [b"", b"junk\n"])
+@pytest.mark.parametrize("length", [0, 7, 1000])
+def test_what_is_no_checkpoint_is_refused(data, tmp_path, length, before):
+    path = tmp_path / "checkpoint.pt"
+    trainer(data, "dense").save(path)
+    path.write_bytes(before + path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint: ") as caught:
+        trainer(data, "dense").load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_map_alone_is_not_monitored(data):
+    readings = {name: trainer(data, name).step().reading for name in ("dense", "dense_map", "dense_monitor", "sat")}
+    assert [name for name, reading in readings.items() if reading is not None] == ["dense_monitor", "sat"]
+
+
+@pytest.mark.parametrize("method", ["sat", "spion"])
+def test_peaks_are_counted_to_the_phase_they_were_in(data, tmp_path, monkeypatch, method):
+    """T18: what was allocated until the transition is no memory of the sparse phase."""
+    made, noted = trainer(data, method), []
+    monkeypatch.setattr(training._Loop, "_note_peak", lambda loop, phase: noted.append((phase, made.phase)))
+    training._Loop(training.TrainingRun("random", method, evaluate_every=4), made, tmp_path).go()
+    moved = noted.index(("dense", "sparse"))
+    assert set(noted[:moved]) <= {("dense", "dense")}
+    assert set(noted[moved + 1 :]) == {("sparse", "sparse")}
 
 
 def test_every_method_has_a_label():
