@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, NonNegativeInt, ValidationError, field_validator
 
 from harness.case import Case
 from harness.contender import Contender, discover
@@ -98,8 +98,8 @@ class Training(StrictModel):
 
     task: str
     methods: list[str] = Field(min_length=1)
-    seeds: list[int] = Field([0], min_length=1)
-    steps: int = Field(ge=3)
+    seeds: list[NonNegativeInt] = Field([0], min_length=1)
+    steps: int = Field(ge=6)
     batch: int | None = Field(None, gt=0)
     samples: int = Field(100_000, ge=150)
     monitor_every: int = Field(1, gt=0)

@@ -168,7 +168,8 @@ class Trainer:
 
     def _identity(self) -> str:
         data = f"{len(self.data.train)} samples ({self.data.source})"
-        monitored = f"monitored every {self.monitor_every} steps"
+        limits = f"skewness {self.monitor.min_skewness:g}, change {self.monitor.max_change:g}"
+        monitored = f"monitored every {self.monitor_every} steps for {limits}"
         return f"{self.method_name} on {self.recipe}, {data}, seed {self.seed}, {monitored}, {self.processes} processes"
 
     def _parts(self) -> dict[str, Any]:

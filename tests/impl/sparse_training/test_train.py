@@ -167,6 +167,10 @@ def test_another_runs_checkpoint_is_refused(data, tmp_path):
     trainer(data, "dense").save(tmp_path / "dense.pt")
     with pytest.raises(ValueError, match=r"is a checkpoint of dense on .*, not of sat on"):
         trainer(data, "sat").load(tmp_path / "dense.pt")
+    made = trainer(data, "dense")
+    made.monitor.max_change = 0.5
+    with pytest.raises(ValueError, match=r"change 0\.013, .*, not of .* change 0\.5"):
+        made.load(tmp_path / "dense.pt")
     fewer = dataclasses.replace(data, train=data.train.take(np.arange(32)))
     with pytest.raises(ValueError, match=r"64 samples \(random\), .*, not of .* 32 samples \(random\)"):
         trainer(fewer, "dense").load(tmp_path / "dense.pt")
