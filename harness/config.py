@@ -84,7 +84,7 @@ class TrainingCurves(StrictModel):
     batch: int = Field(gt=0)
     seqlen: int = Field(gt=1)
     steps: int = Field(200, ge=20)
-    seeds: list[int] = Field([0, 1, 2], min_length=2)
+    seeds: list[NonNegativeInt] = Field([0, 1, 2], min_length=2)
     learning_rate: float = Field(gt=0)
     baseline: str = Field(description="contender whose spread over the seeds the others are held against")
     contenders: list[str] = Field(min_length=2)
@@ -253,6 +253,8 @@ def _check_curves(config: Config, curves: TrainingCurves) -> None:
     op = TrainingStep.name
     _check_contenders("training_curves.contenders", op, curves.contenders, config.contenders(op))
     _known("training_curves.baseline", "contender of it", curves.baseline, curves.contenders)
+    if len(set(curves.seeds)) < len(curves.seeds):
+        raise ConfigError(f"training_curves.seeds: {curves.seeds} has one twice, which has no spread; remove it")
     decoders = [name for name, shape in MODELS.items() if shape.causal]
     _known("training_curves.model", "decoder", curves.model, decoders)
 

@@ -87,6 +87,8 @@ def test_curves_are_trained_once_and_anew_when_the_code_changed(tmp_path, monkey
         ({"model": "tiny_encoder"}, "training_curves.model: unknown decoder 'tiny_encoder'; known: gpt2"),
         ({"baseline": "sdpa_math"}, "training_curves.baseline: unknown contender of it 'sdpa_math'"),
         ({"contenders": ["unfused_fp16", "cublas"]}, "training_curves.contenders: unknown contender for training_step"),
+        ({"seeds": [1, 1]}, r"training_curves.seeds: \[1, 1\] has one twice"),
+        ({"seeds": [0, -1]}, r"training_curves.seeds\[1\]: Input should be greater than or equal to 0"),
         ({"steps": 5}, "training_curves.steps: Input should be greater than or equal to 20"),
     ],
 )
