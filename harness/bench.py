@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from harness.contender import Prepared, Target
 from harness.energy import EnergyMeter
 from harness.lazy import lazy_import
 from harness.nvml import Card, CardState
-from harness.timers import CaptureFailed, CpuTimer, CudaTimer, Timer
+from harness.timers import CaptureFailed, CpuTimer, CudaTimer, Run, Timer
 from harness.timing import Timings, time_interleaved
 from harness.verify import Gate, Verdict, check_exact, poison, poison_allocator
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 torch = lazy_import("torch")
 
 GRAPH_MEMORY_SHARE = 0.1  # a call that needs more of the device is not captured: a graph would hold it twice
+PART_SAMPLES = 5  # of each part of a call, hot
 DEVICE_PAGE = 2**21  # bytes; device memory outside torch grows by these
 
 
@@ -172,7 +174,7 @@ class Bench:
         for cell in cells:
             if cell.going and not cell.prepared.no_times:
                 with self._stage(cell, "set up timing"):
-                    cell.timer = self._timer(cell, pool)
+                    cell.timer = self._timer(cell, cell.prepared.run, pool)
             elif cell.going and cell.name in case.energy:
                 cell.record.energy_quality = cell.prepared.no_times
         timed = {cell.name: cell for cell in cells if cell.timer}
@@ -190,16 +192,25 @@ class Bench:
         for name in still_right:
             cell = timed[name]
             cell.take_times(timings[name], still_right.get(cell.record.baseline))
+            if cell.going and cell.prepared.parts:
+                with self._stage(cell, "parts"):
+                    self._time_parts(cell, pool)
             if cell.going and cell.wanted and name in case.energy:
                 with self._stage(cell, "energy"):
                     self._take_energy(cell)
 
-    def _timer(self, cell: Cell, pool: Any) -> Timer:
+    def _timer(self, cell: Cell, run: Run, pool: Any) -> Timer:
         if not self.target.is_cuda:
-            return CpuTimer(cell.prepared.run, self.flush)
+            return CpuTimer(run, self.flush)
         small = (cell.record.peak_bytes or 0) < GRAPH_MEMORY_SHARE * self.target.memory_bytes
         captured = small and cell.prepared.graphable and cell.name not in self.uncapturable
-        return CudaTimer(cell.prepared.run, self.flush, pool if captured else None)
+        return CudaTimer(run, self.flush, pool if captured else None)
+
+    def _time_parts(self, cell: Cell, pool: Any) -> None:
+        began = time.perf_counter()
+        timers = {part: self._timer(cell, run, pool) for part, run in cell.prepared.parts.items()}
+        cell.take_parts({part: statistics.median(timer.hot(PART_SAMPLES)) for part, timer in timers.items()})
+        cell.record.window_s += time.perf_counter() - began
 
     def _verify_again(self, cell: Cell, timings: Timings) -> None:
         """The gate on what the timed calls leave, before any time is believed, also as a baseline's."""

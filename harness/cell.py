@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,6 +65,7 @@ class Cell:
             "variant",
             "format_bytes",
             "conversion_s",
+            "resident_bytes",
             "note",
         ):
             setattr(record, name, getattr(prepared, name))
@@ -96,6 +98,8 @@ class Cell:
         record.hot_min_s, record.hot_median_s = min(hot), statistics.median(hot)
         record.tflops = record.flops / record.cold_median_s / 1e12
         record.gbps = record.bytes_floor / record.cold_median_s / 1e9
+        if record.tokens:
+            record.tokens_per_gpu_s = record.tokens / record.cold_median_s
         if baseline:
             ratio = ratio_by_rounds(baseline.cold_rounds(), timings.cold_rounds())
             record.speedup, record.speedup_low, record.speedup_high = ratio or (None, None, None)
@@ -110,6 +114,11 @@ class Cell:
         record.temperature_c = max((s.temperature_c for s in self.samples if s.temperature_c is not None), default=None)
         if throttles:
             record.throttled = "+".join(sorted({r for t in throttles for r in t.split("+")} - {"none"})) or "none"
+
+    def take_parts(self, seconds: Mapping[str, float]) -> None:
+        """Times of parts of the call, s."""
+        shares = {part: round(s / self.record.hot_median_s, 4) for part, s in seconds.items()}
+        self.record.parts = json.dumps(shares)
 
     def take_energy(self, result: EnergyResult) -> None:
         record = self.record

@@ -70,6 +70,8 @@ class Prepared:
     conversion_s: float | None = None  # time of converting it
     expected: dict[str, Tensor] | None = None  # outputs to match bit for bit, where they are not the op's (a copy)
     no_times: str | None = None  # reason why its times mean nothing here (an emulation)
+    resident_bytes: int | None = None  # memory that it holds from here on, where that is much: weights and caches
+    parts: dict[str, Callable[[], dict[str, Tensor]]] = field(default_factory=dict)  # of the call, timed apart
     note: str | None = None  # shown in reports: "the same kernel as sdpa_efficient"
 
 

@@ -100,6 +100,7 @@ _REGISTRY: dict[str, tuple[str, str, str]] = {
     "sdpa_cudnn": (ORANGE, "", "X"),
     "sdpa_dense_cudnn": (ORANGE, "....", "X"),
     "cublas": (GREY, "", "s"),
+    "pytorch_fp16": (GREY, "", "s"),
     "cusparse_csr": (SKY, "", "v"),
     "semi_structured": (GREEN, "", "^"),
     "sputnik": (YELLOW, "", "D"),

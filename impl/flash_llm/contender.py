@@ -1,34 +1,59 @@
-"""Flash-LLM's SpMM, with the weight in Tiled-CSL and in the bitmap format."""
+"""Flash-LLM's SpMM, and a decoding step on it, with the weights in Tiled-CSL and in the bitmap format."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.contender import Contender, Prepared, Target
+from harness.contender import Contender, Prepared, Target, Unsupported
+from harness.decoding import DecodeContender
 from harness.ops.base import Tensors
+from harness.ops.decode_step import bytes_besides
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.ops.decode_step import DecodeStepParams
+    from harness.ops.decoder import Decoder
     from harness.ops.spmm import SpMMParams
+    from impl.flash_llm.linear import SparseLinear
 
 
-class _FlashLLM(Contender):
-    """What the formats share."""
+class _Format:
+    """A format, and the GPU that its kernel needs."""
 
-    op = "spmm"
-    role = "ours"
-    sources = ("impl/flash_llm", "impl/cuda")
-    kind: ClassVar[str]  # of format
+    kind: ClassVar[str]
     needs: ClassVar[tuple[tuple[int, int], str]]  # compute capability, and what for
 
-    def unsupported(self, params: SpMMParams, target: Target) -> str | None:
-        if params.dtype != "float16":
-            return f"the format holds float16 values, not {params.dtype}"
+    def too_old(self, target: Target) -> str | None:
         capability, why = self.needs
         if target.is_cuda and target.capability < capability:
             needed, have = ("".join(map(str, version)) for version in (capability, target.capability))
             return f"the kernel needs sm_{needed} or newer ({why}); this GPU is sm_{have}"
         return None
+
+
+class _TiledCSL(_Format):
+    kind = "tiled_csl"
+    needs = (7, 0), "Tensor Cores"
+
+
+class _Bitmap(_Format):
+    kind = "bitmap"
+    needs = (8, 0), "fragments of mma.m16n8k16"
+
+
+class _FlashLLM(_Format, Contender):
+    """What the formats share."""
+
+    op = "spmm"
+    role = "ours"
+    sources = ("impl/flash_llm", "impl/cuda")
+
+    def unsupported(self, params: SpMMParams, target: Target) -> str | None:
+        if params.dtype != "float16":
+            return f"the format holds float16 values, not {params.dtype}"
+        return self.too_old(target)
 
     def prepare(self, params: SpMMParams, inputs: Tensors, target: Target) -> Prepared:
         from impl.cuda import emulator
@@ -69,19 +94,80 @@ def _finished(target: Target) -> float:
     return time.perf_counter()
 
 
-class FlashLLMTiledCSL(_FlashLLM):
+class FlashLLMTiledCSL(_TiledCSL, _FlashLLM):
     name = "flash_llm_tiled_csl"
-    kind = "tiled_csl"
-    needs = (7, 0), "Tensor Cores"
     label = "Flash-LLM (Tiled-CSL)"
     summary = "unstructured sparse W streamed compressed, expanded in shared memory, multiplied on Tensor Cores"
     source = "Xia et al., Flash-LLM, PVLDB 17(2), 2023; impl/flash_llm"
 
 
-class FlashLLMBitmap(_FlashLLM):
+class FlashLLMBitmap(_Bitmap, _FlashLLM):
     name = "flash_llm_bitmap"
-    kind = "bitmap"
-    needs = (8, 0), "fragments of mma.m16n8k16"
     label = "Flash-LLM (bitmap)"
     summary = "one bit per element and packed non-zeros, decoded in registers, multiplied on Tensor Cores"
     source = "format and kernel of this project, after SpInfer's idea, EuroSys 2025; impl/flash_llm/README.md"
+
+
+class _FlashLLMDecoding(_Format, DecodeContender):
+    """A decoding step with SparseLinear; on a CPU by the reference, as emulated kernels would take minutes."""
+
+    role = "ours"
+    sources = (*_FlashLLM.sources, *DecodeContender.sources)
+
+    def unsupported(self, params: DecodeStepParams, target: Target) -> str | None:
+        return self.too_old(target) or super().unsupported(params, target)
+
+    def prepare(self, params: DecodeStepParams, inputs: Tensors, target: Target) -> Prepared:
+        from impl.flash_llm.choice import dense_columns
+
+        if params.batch >= (first := dense_columns(self.kind)):
+            raise Unsupported(f"SparseLinear multiplies densely from {first} rows of x on; use a smaller batch")
+        return super().prepare(params, inputs, target)
+
+    def product(self, weight: Tensor, bias: Tensor) -> SparseLinear:
+        from impl.flash_llm.formats import FORMATS
+        from impl.flash_llm.linear import SparseLinear
+
+        return SparseLinear(FORMATS[self.kind].from_dense(weight), bias)
+
+    def fields(self, decoder: Decoder, params: DecodeStepParams) -> dict[str, Any]:
+        import torch
+
+        from impl.cuda.backend import kernel_fields
+        from impl.flash_llm.api import plan_for
+
+        first = {name: product.weight for name, product in decoder.layers[0].products.items()}
+        device = first["qkv"].device
+        x = torch.empty(4 * params.shape.hidden, params.batch, dtype=torch.float16, device=device)
+        plans = {name: plan_for(weight, x[: weight.shape[1]]) for name, weight in first.items()}
+        stored = sum(product.weight.nbytes for layer in decoder.layers for product in layer.products.values())
+        return {
+            "tuning": {"split_k": {name: plan.split_k for name, plan in plans.items()}},
+            "bytes_floor": stored + bytes_besides(params),
+            "format_bytes": stored,
+            **(kernel_fields(plans["qkv"].kernels, device) if device.type == "cuda" else {"backend": "reference"}),
+        }
+
+
+class DecodingTiledCSL(_TiledCSL, _FlashLLMDecoding):
+    name = "flash_llm_tiled_csl"
+    label = FlashLLMTiledCSL.label
+    summary = "a decoding step with the pruned matrices in Tiled-CSL"
+    source = FlashLLMTiledCSL.source
+
+    def stored_bytes(self, elements: int, sparsity: float) -> float:
+        return elements * (4 * (1 - sparsity) + 1 / 2048)
+
+
+class DecodingBitmap(_Bitmap, _FlashLLMDecoding):
+    name = "flash_llm_bitmap"
+    label = FlashLLMBitmap.label
+    summary = "a decoding step with the pruned matrices as bitmaps"
+    source = FlashLLMBitmap.source
+
+    def stored_bytes(self, elements: int, sparsity: float) -> float:
+        """Of random zeros: a lane's 128 bits, and the longest of 32 lanes' values, which is 2.07 deviations above the
+        mean, in whole words."""
+        kept = 1 - sparsity
+        longest = 128 * kept + 2.07 * (128 * kept * sparsity) ** 0.5
+        return elements * (16 + 2 * longest + 1) / 128

@@ -56,12 +56,17 @@ TRAINING_SHAPES = [
     {"model": "tiny_decoder", "batch": 1, "seqlen": 70},
     {"model": "tiny_decoder", "batch": 2, "seqlen": 65, "dtype": "bfloat16"},
 ]
+DECODE_SHAPES = [
+    {"model": "tiny_opt", "batch": 3, "prompt": 5, "new_tokens": 8, "sparsity": 0.8},
+    {"model": "tiny_opt", "batch": 1, "prompt": 1, "new_tokens": 36, "sparsity": 0.5},
+]
 DIRECTIONS = ({"direction": "forward"}, {"direction": "backward"})
 CASES: dict[str, list[dict[str, Any]]] = {
     "attention": [{**shape, **d} for shape in ATTENTION_SHAPES for d in DIRECTIONS],
     "block_sparse_attention": [{**shape, **d} for shape in BLOCK_SPARSE_SHAPES for d in DIRECTIONS],
     "spmm": SPMM_SHAPES,
     "training_step": TRAINING_SHAPES,
+    "decode_step": DECODE_SHAPES,
 }
 CPU = Target("cpu", "a CPU")
 

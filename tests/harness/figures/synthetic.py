@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.contender import discover
 from harness.figures.run import Run, read_records
 from harness.ops import OPS
 from harness.records import NO_ENERGY_CELL, CurvePoint, Record
@@ -27,6 +28,7 @@ SPMM = {"cublas": 4.1e12, "cusparse_csr": 2e11, "semi_structured": None,
 BLOCK_SPARSE = {"flex_attention": 230, "sdpa_masked": 30, "sdpa_dense_cudnn": 450, "sdpa_dense_flash": 300,
                 "sat_block_sparse": None}  # fmt: skip
 TRAINING = {"unfused_fp16": 60, "sdpa_efficient": 130, "sdpa_flash": 280, "sdpa_cudnn": 400, "spark_attention": 240}
+DECODING = {"pytorch_fp16": 3.6e12, "flash_llm_tiled_csl": 2.6e12, "flash_llm_bitmap": 2.4e12}
 LABELS = {
     "unfused_fp16": "unfused FP16", "sdpa_math": "SDPA math", "sdpa_efficient": "SDPA efficient",
     "xformers": "xFormers", "flex_attention": "FlexAttention", "sdpa_flash": "SDPA flash (FA2)",
@@ -36,7 +38,7 @@ LABELS = {
     "cublas": "cuBLAS", "cusparse_csr": "cuSPARSE CSR", "semi_structured": "2:4 (cuSPARSELt)",
     "flash_llm_tiled_csl": "Flash-LLM Tiled-CSL", "flash_llm_bitmap": "Flash-LLM bitmap",
     "sdpa_masked": "SDPA masked", "sdpa_dense_cudnn": "cuDNN dense", "sdpa_dense_flash": "flash dense",
-    "sat_block_sparse": "SAT block-sparse",
+    "sat_block_sparse": "SAT block-sparse", "pytorch_fp16": "PyTorch FP16 (dense)",
 }  # fmt: skip
 OURS = ("spark", "flash_llm", "sat")
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -193,6 +195,28 @@ def training(maker: Maker, models: tuple[str, ...], lengths: tuple[int, ...], to
     return with_speedups(records, "unfused_fp16")
 
 
+def decoding(maker: Maker, models: tuple[str, ...], batches: tuple[int, ...]) -> list[Record]:
+    """Made-up bandwidths; OPT-175B fits as a bitmap only."""
+    records, op = [], OPS["decode_step"]
+    for model, batch in itertools.product(models, batches):
+        case = {"model": model, "batch": batch, "sparsity": 0.8}
+        params = op.Params.model_validate(case)
+        for contender, rate in DECODING.items():
+            step = discover()["decode_step"][contender]
+            held = step.stored_bytes(params.shape.pruned_elements, 0.8)
+            besides = op.bytes_floor(params) - 2 * params.shape.pruned_elements
+            scale = 1.0 if maker.cuda else 1e-3
+            record = maker.record("decode_step", contender, (held + besides) / (rate * scale), case)
+            record.resident_bytes = int(held + besides)
+            record.tokens_per_gpu_s = batch / record.cold_median_s
+            record.parts = '{"attention": 0.2, "output": 0.05, "products": 0.7}'
+            if held + besides > 145e9:
+                record.status, record.reason = "unsupported", "needs 371 GB: at least 3 of them, and one is used here"
+                record.cold_median_s = record.tflops = record.tokens_per_gpu_s = record.resident_bytes = None
+            records.append(record)
+    return with_speedups(records, "pytorch_fp16")
+
+
 def curves(steps: int = 200) -> pd.DataFrame:
     """A falling loss, with noise by seed that the contenders share."""
     roles = {"unfused_fp16": "baseline", "spark_attention": "ours"}
@@ -254,6 +278,7 @@ def gpu_records(seed: int = 0) -> list[Record]:
     records += spmm(maker, shapes, (8, 16, 32), (0.6, 0.7, 0.8, 0.9))
     records += block_sparse(maker, (1024, 2048), (0.065, 0.13, 0.22, 0.52, 1.0))
     records += training(maker, ("bert_base", "gpt2"), lengths, 16384)
+    records += decoding(maker, ("opt_30b", "opt_175b"), (8, 16, 32, 64))
     return add_energy(maker, records)
 
 
@@ -263,6 +288,7 @@ def cpu_records(seed: int = 0) -> list[Record]:
     records = attention(maker, (64, 128), 128, 128)
     records += spmm(maker, ((256, 128), (192, 320)), (8, 17), (0.7, 0.8, 0.9))
     records += training(maker, ("tiny_encoder", "tiny_decoder"), (32, 128), 128)
+    records += decoding(maker, ("tiny_opt",), (2, 8))
     return records + block_sparse(maker, (128,), (0.25, 1.0))
 
 

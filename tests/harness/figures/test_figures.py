@@ -21,6 +21,7 @@ SPEED = {  # and what each shows
     **dict.fromkeys(("attention_forward", "attention_backward"), "tflops"),
     **dict.fromkeys(("spmm_speedup", "spmm_layers", "spmm_means"), "speedup"),
     "attention_memory": "peak_bytes",
+    "decode_throughput": "tokens_per_gpu_s",
     "spmm_latency": "cold_median_s",
     "spmm_bandwidth": "bandwidth_fraction",
 }
