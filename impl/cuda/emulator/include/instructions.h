@@ -57,6 +57,11 @@ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], unsi
     emulated_mma_m16n8k8(d, a, &b);
 }
 
+__forceinline__ void mma_sp_m16n8k32_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4],
+                                         unsigned metadata, int selector) {
+    emulated_mma_sp_m16n8k32(d, a, b, metadata, selector);
+}
+
 // MATRICES 8x8 matrices of 16-bit elements, 1, 2 or 4; lane l gives the address of row l % 8 of matrix l / 8.
 template <int MATRICES>
 __forceinline__ void load_matrix(unsigned (&fragment)[MATRICES], const void* shared_row, bool transposed) {

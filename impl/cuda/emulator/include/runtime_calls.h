@@ -36,6 +36,7 @@ unsigned emulated_vote(EmulatedVote mode, unsigned mask, long long value);
 void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* b, bool a_column, bool b_row, bool f32);
 void emulated_mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, bool bfloat16);
 void emulated_mma_m16n8k8(float* d, const unsigned* a, const unsigned* b);
+void emulated_mma_sp_m16n8k32(float* d, const unsigned* a, const unsigned* b, unsigned metadata, int selector);
 void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_row, bool transposed);
 
 // `a` is nullptr when that operand is in shared memory, where its descriptor says; M-major or N-major, or else K-major.

@@ -34,6 +34,13 @@ struct MmaM16N8 : Collective {
     bool bfloat16;
 };
 
+struct MmaSparse : Collective {
+    float* d;
+    const unsigned *a, *b;
+    unsigned metadata;
+    int selector;
+};
+
 template <int M, int N, int K>
 void multiply(const float (&a)[M][K], const float (&b)[K][N], double (&d)[M][N]) {
     for (int m = 0; m < M; ++m)
@@ -81,23 +88,53 @@ void run_m8n8k4(Collective* const* waiting, unsigned) {
     }
 }
 
-template <int K>
-void run_m16n8(Collective* const* waiting, unsigned) {
-    float a[16][K], b[K][8];
+// d += a b, b and d in the registers of instructions of type Mma.
+template <typename Mma, int K>
+void multiply_m16n8(Collective* const* waiting, const float (&a)[16][K], bool bfloat16) {
+    float b[K][8];
     double d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
-        const MmaM16N8& mma = *static_cast<MmaM16N8*>(waiting[lane]);
+        const Mma& mma = *static_cast<Mma*>(waiting[lane]);
         const int group = lane / 4, pair = lane % 4 * 2;
-        for (int v = 0; v < K / 2; ++v)  // registers go down rows first, then along k
-            a[group + (v & 2) * 4][pair + (v & 1) + (v & 4) * 2] = element(mma.a, v, mma.bfloat16);
-        for (int v = 0; v < K / 4; ++v) b[pair + (v & 1) + (v & 2) * 4][group] = element(mma.b, v, mma.bfloat16);
+        for (int v = 0; v < K / 4; ++v) b[pair + (v & 1) + v / 2 * 8][group] = element(mma.b, v, bfloat16);
         for (int v = 0; v < 4; ++v) d[group + (v & 2) * 4][pair + (v & 1)] = mma.d[v];
     }
     multiply(a, b, d);
     for (int lane = 0; lane < 32; ++lane) {
-        const MmaM16N8& mma = *static_cast<MmaM16N8*>(waiting[lane]);
+        const Mma& mma = *static_cast<Mma*>(waiting[lane]);
         for (int v = 0; v < 4; ++v) mma.d[v] = static_cast<float>(d[lane / 4 + (v & 2) * 4][lane % 4 * 2 + (v & 1)]);
     }
+}
+
+template <int K>
+void run_m16n8(Collective* const* waiting, unsigned) {
+    float a[16][K];
+    const bool bfloat16 = static_cast<MmaM16N8*>(waiting[0])->bfloat16;
+    for (int lane = 0; lane < 32; ++lane) {
+        const MmaM16N8& mma = *static_cast<MmaM16N8*>(waiting[lane]);
+        const int group = lane / 4, pair = lane % 4 * 2;
+        for (int v = 0; v < K / 2; ++v)  // registers go down rows first, then along k
+            a[group + (v & 2) * 4][pair + (v & 1) + (v & 4) * 2] = element(mma.a, v, bfloat16);
+    }
+    multiply_m16n8<MmaM16N8>(waiting, a, bfloat16);
+}
+
+void run_sparse(Collective* const* waiting, unsigned) {
+    float a[16][32] = {};
+    for (int lane = 0; lane < 32; ++lane) {
+        const MmaSparse& mma = *static_cast<MmaSparse*>(waiting[lane]);
+        for (int v = 0; v < 4; ++v) {
+            const int half = v / 2, lower = v % 2, group = lane % 4;
+            const auto* source = static_cast<MmaSparse*>(waiting[lane / 4 * 4 + mma.selector * 2 + half]);
+            const unsigned places = source->metadata >> (lower * 16 + group * 4);
+            const int first = places & 3, second = places >> 2 & 3;
+            if (first >= second) fail(mma.code, "mma.sp: places %d and %d in a group are not in order", first, second);
+            float* const four = &a[lane / 4 + lower * 8][half * 16 + group * 4];
+            four[first] = element(mma.a, v * 2);
+            four[second] = element(mma.a, v * 2 + 1);
+        }
+    }
+    multiply_m16n8<MmaSparse>(waiting, a, false);
 }
 
 }  // namespace
@@ -118,5 +155,11 @@ extern "C" void emulated_mma_m16n8k16(float* d, const unsigned* a, const unsigne
 
 extern "C" void emulated_mma_m16n8k8(float* d, const unsigned* a, const unsigned* b) {
     MmaM16N8 mma{{"mma.m16n8k8", kAllLanes, CALLER, run_m16n8<8>, true}, d, a, b, false};
+    meet(mma);
+}
+
+extern "C" void emulated_mma_sp_m16n8k32(float* d, const unsigned* a, const unsigned* b, unsigned metadata,
+                                         int selector) {
+    MmaSparse mma{{"mma.sp.m16n8k32", kAllLanes, CALLER, run_sparse, true}, d, a, b, metadata, selector};
     meet(mma);
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from impl.cuda import emulator
 from tests.impl.cuda.emulator.fragments import m8n8k4_a, m8n8k4_b, m8n8k4_d, m16n8_a, m16n8_b, m16n8_d
 
 _LAYOUTS = ["row_row", "row_col", "col_row", "col_col"]
@@ -63,6 +64,52 @@ def test_m8n8k4_layout(launch, test_kernel, layout, fp32):
 def test_m16n8_layout(launch, test_kernel, wrapper, k, operand_type):
     a, b, c = _integers(16, k), _integers(k, 8), _integers(16, 8)
     np.testing.assert_array_equal(_m16n8(launch, test_kernel, wrapper, k, operand_type, (a, b, c)), a @ b + c)
+
+
+def _sparse(launch, test_kernel, selector, a, places, b, c):
+    """a b + c by mma.sp: of each four columns of A [16, 32] the two at `places` [16, 8, 2].
+
+    Lanes that are not asked for metadata hold other, valid ones.
+    """
+    stored = np.take_along_axis(a.reshape(16, 8, 4), places, 2).reshape(16, 16)
+    bits = (places[..., 0] | places[..., 1] << 2).reshape(2, 8, 2, 4)  # lower half, row, half of k, group in it
+    words = (bits << np.arange(0, 16, 4)).sum(3)
+    words = words[0] | words[1] << 16  # [row, half of k]
+    metadata = np.full((8, 2, 2), 0x44444444, np.uint32)
+    metadata[:, selector] = words
+    fragments = [
+        torch.from_numpy(np.ascontiguousarray(matrix[place])).to(kind)
+        for matrix, place, kind in (
+            (stored, m16n8_a(16), torch.half), (b, m16n8_b(32), torch.half), (c, m16n8_d(), torch.float)
+        )
+    ]  # fmt: skip
+    kernel = test_kernel("mma_sp.cu", "multiply_sparse", 32, LANES=selector)
+    launch(kernel, (1, 1, 1), [*fragments[:2], torch.from_numpy(metadata.view(np.int32).ravel()), fragments[2]])
+    result = np.full(c.shape, np.nan)
+    result[m16n8_d()] = fragments[2].double().numpy()
+    return result
+
+
+_PAIRS = np.array([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
+
+
+@pytest.mark.parametrize("selector", [0, 1])
+def test_sparse_layout(launch, test_kernel, selector):
+    places = _PAIRS[np.random.default_rng().integers(0, 6, (16, 8))]
+    a, b, c = _integers(16, 32), _integers(32, 8), _integers(16, 8)
+    kept = np.zeros((16, 8, 4))
+    np.put_along_axis(kept, places, 1, 2)
+    result = _sparse(launch, test_kernel, selector, a, places, b, c)
+    np.testing.assert_array_equal(result, a * kept.reshape(16, 32) @ b + c)
+
+
+@pytest.mark.parametrize("launch", ["emulated"], indirect=True)
+@pytest.mark.parametrize("wrong", [[2, 1], [3, 3]])
+def test_sparse_places_out_of_order_are_a_fault(launch, test_kernel, wrong):
+    places = np.broadcast_to(_PAIRS[0], (16, 8, 2)).copy()
+    places[13, 6] = wrong
+    with pytest.raises(emulator.EmulatedFault, match="are not in order"):
+        _sparse(launch, test_kernel, 0, _integers(16, 32), places, _integers(32, 8), _integers(16, 8))
 
 
 @pytest.mark.parametrize("fp32", [True, False], ids=["fp32", "fp16"])
