@@ -30,7 +30,9 @@ class WorkerProcess:
     def __init__(self, job: Job):
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         self._events, writing = os.pipe()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *_python_path()])}
+        # Segments that grow leave no holes: a decoder of 141 GB has room for a few more, if they are in one piece.
+        environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *_python_path()])
         if job.gpu_uuid:
             environment["CUDA_VISIBLE_DEVICES"] = job.gpu_uuid
         self._process = subprocess.Popen(

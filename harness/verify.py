@@ -71,10 +71,9 @@ class Gate:
     def __init__(self, op: Op, params: Any, inputs: Tensors):
         """Raises ValueError when the op's reference is NaN: then nothing can be verified."""
         self.dtype = getattr(torch, params.dtype)
-        plain = op.plain(params, inputs, self.dtype)
+        plain, references = op.plain_and_reference(params, inputs, self.dtype)
         in_float32 = None
         self.expectations: dict[str, Expectation] = {}
-        references = op.reference(params, inputs)
         for name, factor in op.gate_factors(params).items():
             reference = references[name]
             if reference.isnan().any():

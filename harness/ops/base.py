@@ -37,6 +37,10 @@ class Op(ABC):
     def plain(self, params: Any, inputs: Tensors, dtype: Any) -> dict[str, Tensor]:
         """The same computation by unfused PyTorch in `dtype`: the yardstick of the error gate."""
 
+    def plain_and_reference(self, params: Any, inputs: Tensors, dtype: Any) -> tuple[dict, dict]:
+        """`plain` in `dtype` and `reference`, for an op that has work to share between them."""
+        return self.plain(params, inputs, dtype), self.reference(params, inputs)
+
     @abstractmethod
     def gate_factors(self, params: Any) -> dict[str, float]:
         """By output name, how many times the plain error is allowed: 2 for outputs, 3 for gradients."""

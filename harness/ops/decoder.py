@@ -6,7 +6,7 @@ Imports torch; planning must not import this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from harness.ops import dense
 from harness.ops.decode_step import POSITION_OFFSET, PREFILL_TOKENS, PRUNED, REFERENCE_TOKENS, DecodeStepParams
 from harness.ops.masks import causal_mask
 from harness.ops.opt_weights import OptWeights
+from harness.ops.spmm import float32_reductions
 
 MakeProduct = Callable[[Tensor, Tensor], nn.Module]  # x -> x W^T + bias, from W [out, in] and the bias [out]
 
@@ -120,18 +121,24 @@ class Decoder:
         return x + layer.products["narrow"](relu(layer.products["widen"](_norm(x, layer.norms, "norm2"))))
 
 
-def full_forward(params: DecodeStepParams, tokens: Tensor, dtype: Any) -> dict[str, Tensor]:
-    """Outputs of the op decode_step in `dtype`, from a forward of whole sequences, with the weights made anew."""
+def full_forwards(params: DecodeStepParams, tokens: Tensor, dtypes: Sequence[Any]) -> list[dict[str, Tensor]]:
+    """Outputs of the op decode_step in each of the dtypes, from forwards of whole sequences; a weight is made once."""
     shape, weights = params.shape, OptWeights(params, tokens.device)
     around = {name: weights.around(name) for name in shape.around()}
-    x, outputs = _embed(around["embedding"], around["positions"], tokens, 0, dtype), {}
+    streams = [_embed(around["embedding"], around["positions"], tokens, 0, dtype) for dtype in dtypes]
+    outputs: list[dict[str, Tensor]] = [{} for _ in dtypes]
     sequences = max(1, REFERENCE_TOKENS // params.context)
-    for i in range(shape.layers):
-        for half, modules in _HALVES.items():
-            own = {name: weights.of_layer(i, name) for name in shape.of_layer() if name.split(".")[0] in modules}
-            x = torch.cat([part + half(shape.num_heads, own, part) for part in x.split(sequences)])
-        outputs[f"layer.{i}"] = x[:, -1].clone()
-    outputs["logits"] = _plain_product(_norm(x[:, -1], around, "norm"), around["embedding"])
+    with float32_reductions():
+        for i in range(shape.layers):
+            for half, modules in _HALVES.items():
+                own = {name: weights.of_layer(i, name) for name in shape.of_layer() if name.split(".")[0] in modules}
+                for part in (part for x in streams for part in x.split(sequences)):
+                    part += half(shape.num_heads, own, part)
+                del own  # before the next ones are made
+            for x, found in zip(streams, outputs, strict=True):
+                found[f"layer.{i}"] = x[:, -1].clone()
+        for x, found in zip(streams, outputs, strict=True):
+            found["logits"] = _plain_product(_norm(x[:, -1], around, "norm"), around["embedding"])
     return outputs
 
 
@@ -145,20 +152,23 @@ def _plain_attention(num_heads: int, own: dict[str, Tensor], x: Tensor) -> Tenso
 
 
 def _plain_mlp(num_heads: int, own: dict[str, Tensor], x: Tensor) -> Tensor:
-    return _plain_linear(relu(_plain_linear(_norm(x, own, "norm2"), own, "widen")), own, "narrow")
+    return _plain_linear(_plain_linear(_norm(x, own, "norm2"), own, "widen").relu_(), own, "narrow")
 
 
 _HALVES = {_plain_attention: ("norm1", "qkv", "project"), _plain_mlp: ("norm2", "widen", "narrow")}
 
 
 def _plain_linear(x: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
-    return _plain_product(x, own[f"{name}.weight"]) + own[f"{name}.bias"].to(x.dtype)
+    return _plain_product(x, own[f"{name}.weight"]).add_(own[f"{name}.bias"].to(x.dtype))
 
 
 def _plain_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T in the dtype of x, a few rows of W at a time."""
+    out = x.new_empty(*x.shape[:-1], len(weight))
     rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
-    return torch.cat([linear(x, part.to(x.dtype)) for part in weight.split(rows)], -1)
+    for columns, part in zip(out.split(rows, -1), weight.split(rows), strict=True):
+        columns.copy_(linear(x, part.to(x.dtype)))
+    return out
 
 
 def _embed(embedding: Tensor, positions: Tensor, tokens: Tensor, position: int, dtype: Any) -> Tensor:

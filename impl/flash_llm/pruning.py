@@ -10,7 +10,8 @@ from torch import Tensor
 
 from impl.flash_llm.formats.tiled_csl import TILE_COLS, TILE_ROWS
 
-_STRIP_ELEMENTS = 1 << 24  # looked at at once, at 8 bytes each at most
+_STRIP_ELEMENTS = 1 << 26  # looked at at once, at 4 bytes each at most
+_SAMPLE = 1 << 20  # elements that a first guess of the threshold is made from
 _MAGNITUDES = 1 << 15  # of a 16-bit float: its bits without the sign, in the order of its absolute values
 
 
@@ -26,26 +27,46 @@ def prune_(w: Tensor, sparsity: float) -> Tensor:
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity must be in [0, 1], not {sparsity}")
     wanted = round(sparsity * w.numel())
-    below = torch.zeros(_MAGNITUDES + 1, dtype=torch.int64)  # how many elements are of less magnitude
-    torch.cumsum(sum(torch.bincount(strip, minlength=_MAGNITUDES).cpu() for strip, _ in _strips(w)), 0, out=below[1:])
-    threshold = int(torch.searchsorted(below, wanted, right=True)) - 1  # the last one with no more than wanted below it
-    ties = wanted - int(below[threshold])
+    threshold = _threshold(w, wanted)
+    ties = wanted - _count_below(w, threshold)
     for magnitude, elements in _strips(w):
         elements.masked_fill_(magnitude < threshold, 0)
-        tied = magnitude == threshold
-        count = int(tied.count_nonzero())
-        if 0 < ties < count:
-            tied &= tied.cumsum(0) <= ties
         if ties:
-            elements.masked_fill_(tied, 0)
-        ties -= min(ties, count)
+            tied = (magnitude == threshold).nonzero().squeeze(1)[:ties]
+            elements[tied] = 0
+            ties -= len(tied)
     return w
 
 
+def _threshold(w: Tensor, wanted: int) -> int:
+    """The largest magnitude that no more than `wanted` elements are below of: halved into a bracket that a sample of w
+    gives, and that is widened until it holds it."""
+    sample = _magnitudes(w.view(-1)[:: -(-w.numel() // _SAMPLE)]).sort().values
+    place, margin = wanted * len(sample) // w.numel(), 2 * int(len(sample) ** 0.5)  # four standard deviations, at most
+    low, high = (int(sample[min(max(place + way * margin, 0), len(sample) - 1)]) for way in (-1, 1))
+    high, step = high + 1, 1
+    while low > 0 and _count_below(w, low) > wanted:
+        low, high, step = max(0, low - step), low, 2 * step
+    while high < _MAGNITUDES and _count_below(w, high) <= wanted:
+        low, high, step = high, min(_MAGNITUDES, high + step), 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _count_below(w, middle) <= wanted else (low, middle)
+    return low
+
+
+def _count_below(w: Tensor, magnitude: int) -> int:
+    return int(sum((strip < magnitude).count_nonzero() for strip, _ in _strips(w)))
+
+
 def _strips(w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """w a part after the other: magnitudes int32 [size], and the elements themselves."""
+    """w a part after the other: magnitudes int16 [size], and the elements themselves."""
     for elements in w.view(-1).split(_STRIP_ELEMENTS):
-        yield elements.view(torch.int16).int() & _MAGNITUDES - 1, elements
+        yield _magnitudes(elements), elements
+
+
+def _magnitudes(elements: Tensor) -> Tensor:
+    return elements.view(torch.int16) & _MAGNITUDES - 1
 
 
 @dataclass(frozen=True)

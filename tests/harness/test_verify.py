@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from harness.ops import OPS
+from harness.ops.base import Op
 from harness.verify import Gate, check_exact, max_error, poison_allocator, poisoned_call, ulp_of_max
 
 
 class Known:
     """An op with given reference and plain outputs."""
+
+    plain_and_reference = Op.plain_and_reference
 
     def __init__(self, reference: torch.Tensor, plain: torch.Tensor, in_float32: torch.Tensor | None = None):
         self._reference, self._plain, self._in_float32 = reference, plain, in_float32

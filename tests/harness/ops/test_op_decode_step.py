@@ -18,10 +18,10 @@ from harness.config import parse_config
 from harness.contender import Target, discover
 from harness.errors import ConfigError
 from harness.ops import OPS
-from harness.ops.decode_step import OPT_MODELS, PRUNED, checkpoint_shapes
+from harness.ops.decode_step import OPT_MODELS, PRUNED, checkpoint_shapes, needed_bytes
 from harness.ops.decoder import Decoder
 from harness.ops.opt_weights import OptWeights
-from harness.verify import Gate
+from harness.verify import Gate, poison
 
 OP = OPS["decode_step"]
 CPU = Target("cpu", "a CPU")
@@ -123,12 +123,55 @@ def test_decoding_token_by_token_is_a_prefill():
         assert (ours.keys - theirs.keys).abs().max() <= 4e-3 * theirs.keys.abs().max()
 
 
+def test_plain_and_reference_share_the_weights_and_are_those_by_themselves(monkeypatch):
+    case = params(batch=3)
+    inputs, made = OP.inputs(case, "cpu"), []
+    of_layer = OptWeights.of_layer
+    monkeypatch.setattr(OptWeights, "of_layer", lambda self, *of: made.append(of) or of_layer(self, *of))
+    together = OP.plain_and_reference(case, inputs, torch.float16)
+    assert len(made) == len(set(made)) == TINY.layers * len(TINY.of_layer())
+    for found, dtype in zip(together, (torch.float16, torch.float64), strict=True):
+        alone = OP.plain(case, inputs, dtype)
+        assert all(torch.equal(found[name], right) and right.dtype == dtype for name, right in alone.items())
+
+
 def test_sequences_are_filled_in_by_groups(monkeypatch):
     monkeypatch.setattr("harness.ops.decoder.PREFILL_TOKENS", 25)  # two sequences of 12 at a time, of five
     monkeypatch.setattr("harness.ops.decoder.REFERENCE_TOKENS", 30)
     case = params(batch=5)
     inputs = OP.inputs(case, "cpu")
     assert Gate(OP, case, inputs).check(CONTENDERS["pytorch_fp16"].prepare(case, inputs, CPU).run()).passed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_step_on_a_gpu_in_a_graph_within_the_memory_by_arithmetic(name):
+    properties = torch.cuda.get_device_properties()
+    target = Target("cuda", properties.name, (properties.major, properties.minor), properties.total_memory)
+    case = OP.Params(model="opt_125m", batch=8, prompt=16, new_tokens=200, sparsity=0.8)
+    contender = CONTENDERS[name]
+    if refused := contender.refusal(case, target):
+        pytest.skip(refused[1])
+    inputs = OP.inputs(case, "cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        prepared = contender.prepare(case, inputs, target)
+        stored = contender.stored_bytes(case.shape.pruned_elements, case.sparsity)
+        assert torch.cuda.max_memory_allocated() - before <= needed_bytes(case, 1.02 * stored) + 2**31  # conversion
+        assert prepared.resident_bytes == pytest.approx(torch.cuda.memory_allocated() - before, rel=0.01)
+        assert prepared.backend == ("library" if contender.role == "baseline" else "kernel")
+        prepared.run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            outputs = prepared.run()
+        poison(outputs)
+        graph.replay()
+        gate = Gate(OP, case, inputs)
+        verdict = gate.check(outputs)
+        assert verdict.passed, verdict.reason
+        for part in prepared.parts.values():
+            assert all(out.isfinite().all() for out in part().values())
 
 
 class Faulty(torch.nn.Module):
