@@ -42,8 +42,7 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
     contenders = config.contenders(config.experiments[experiment].op)
     rows = config.rows(name)
     refused: Counter[tuple[str, str, str]] = Counter()
-    seconds = JOB_S[target.device]
-    peak = 0
+    seconds, peak, cases = JOB_S[target.device], 0, set()
     for case, contender in rows:
         if refusal := contenders[contender].refusal(case.params, target):
             status, reason = refusal
@@ -51,6 +50,9 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
             continue
         peak = max(peak, case.op.peak_bytes_estimate(case.params))
         call = case.op.flops(case.params) / RATE[target.device]
+        references = 1 if case.id in cases else 2  # the case's own, and as long again to make each contender
+        cases.add(case.id)
+        seconds += references * case.op.reference_flops(case.params) / RATE[target.device]
         seconds += ROW_S[target.device] + config.measure.warmup_s + 2 * _window(config, call, target)
         if contender in case.energy and target.is_cuda:
             window = max(config.energy.window_s, TICKS * DEFAULT_PERIOD_S)

@@ -53,6 +53,10 @@ class Op(ABC):
     def flops(self, params: Any) -> float:
         """Useful floating-point operations of one call (dense-equivalent for spmm)."""
 
+    def reference_flops(self, params: Any) -> float:
+        """Of the reference, and about of making a contender, where that is much more than a call's: for the plan."""
+        return 0.0
+
     @abstractmethod
     def bytes_floor(self, params: Any) -> int:
         """Fewest bytes of device memory one call must move: each input read once, each output written once."""

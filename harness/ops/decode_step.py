@@ -177,6 +177,10 @@ class DecodeStep(Op):
         products = shape.pruned_elements + shape.vocabulary * shape.hidden
         return 2.0 * params.batch * (products + 2 * shape.layers * shape.hidden * params.context)
 
+    def reference_flops(self, params: DecodeStepParams) -> float:
+        """A whole sequence for the one token of a step."""
+        return params.context * self.flops(params)
+
     def bytes_floor(self, params: DecodeStepParams) -> int:
         """With dense weights."""
         return 2 * params.shape.pruned_elements + bytes_besides(params)

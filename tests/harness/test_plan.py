@@ -56,6 +56,15 @@ def test_longer_windows_and_energy_cost_minutes(smoke):
     assert extra == pytest.approx(len(cells) * h200.energy.trials * (100 - TICKS * DEFAULT_PERIOD_S))
 
 
+def test_making_a_large_model_and_its_reference_cost_minutes():
+    h200 = load_config(ROOT / "config/h200.yaml")
+    gpu = Target("cuda", "NVIDIA H200", (9, 0), 140 * 2**30)
+    large, small = (plan_panel(h200, f"decoding/{name}", gpu) for name in ("opt_175b", "opt_13b"))
+    assert large.rows - large.refused.total() == 2
+    assert 100 < large.seconds < 300
+    assert small.seconds < 200
+
+
 @pytest.mark.parametrize("name", ["v100", "h200"])
 def test_the_command_needs_no_torch_and_no_gpu(name):
     code = (
