@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 torch = lazy_import("torch")
 
 _BLOCKS = (16, 32, 64)
-_COLUMNS = 16  # x must have a multiple of so many
+_COLUMNS = 16  # of x at least; Triton cuts them into powers of two, which have to come out even
 
 
 class TritonBsr(Contender):
@@ -66,11 +66,11 @@ class TritonBsr(Contender):
 
 
 def _product(matrix: Tensor, x: Tensor) -> Callable[[], Tensors]:
-    """A call; x gets columns of zeros up to the number that the kernel wants, as part of it."""
+    """A call; x gets columns of zeros up to a power of two, as part of it."""
     from torch.sparse._triton_ops import bsr_dense_mm
 
     n = x.shape[1]
-    padding = -n % _COLUMNS
+    padding = max(_COLUMNS, 1 << (n - 1).bit_length()) - n
 
     def run() -> Tensors:
         y = bsr_dense_mm(matrix, torch.nn.functional.pad(x, (0, padding)) if padding else x)

@@ -42,7 +42,11 @@ def test_attention_forward_sm70(head_dim, causal):
         scores.masked_fill_(torch.ones(200, 200).triu(1).bool(), -torch.inf)
     # A probability a float32 rounding apart may be rounded to the next float16.
     assert_equal_but_for_order(emulated, kernel, scores.softmax(-1) @ v.double().abs() * ULP)
-    torch.testing.assert_close(lse, kernel_lse, rtol=8 * FLOAT32_ULP, atol=8 * FLOAT32_ULP)
+    # A score is head_dim / 4 sums of four products, each of which a Tensor Core may cut off a unit in the last place
+    # of what it adds to; the log-sum-exp is off by no more than the worst of its row's scores.
+    products = q.double().abs() @ k.double().abs().mT * head_dim**-0.5
+    order = products.masked_fill(scores.isinf(), 0).amax(-1) * head_dim / 4 * FLOAT32_ULP
+    assert ((lse.double() - kernel_lse.double()).abs() <= order + (lse.double().abs() + 1) * 8 * FLOAT32_ULP).all()
 
 
 @pytest.mark.parametrize("split_k", [1, 3])
