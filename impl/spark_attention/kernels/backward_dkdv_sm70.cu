@@ -88,15 +88,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
         __syncthreads();
     }
 
-    float keep_scales[kRowTiles][kLaneRows], scales[kRowTiles][kLaneRows];
-#pragma unroll
-    for (int i = 0; i < kRowTiles * kLaneRows; ++i) {
-        keep_scales[i / kLaneRows][i % kLaneRows] = DROPOUT_OF(0, 0).keep_scale;
-        scales[i / kLaneRows][i % kLaneRows] = softmax_scale;
-    }
     const int heads_kv = num_heads / group;
     const long long first = ((static_cast<long long>(batch) * heads_kv + head_kv) * seqlen_k + warp_key) * head_dim;
     const int keys = seqlen_k - warp_key;
-    write_rows(dv_output, keep_scales, warp_v_tile, dv + first, head_dim, keys, head_dim, lane);
-    write_rows(dk_output, scales, warp_k_tile, dk + first, head_dim, keys, head_dim, lane);
+    write_rows(dv_output, DROPOUT_OF(0, 0).keep_scale, warp_v_tile, dv + first, head_dim, keys, head_dim, lane);
+    write_rows(dk_output, softmax_scale, warp_k_tile, dk + first, head_dim, keys, head_dim, lane);
 }

@@ -29,19 +29,10 @@
 #define WARP_ROWS 32
 #include "arguments.cuh"
 #include "attention/mask_sm70.cuh"
-#include "attention/products_sm70.cuh"
+#include "attention/softmax_sm70.cuh"
 #include "extras_sm70.cuh"
-#include "math.cuh"
 
 constexpr int kBlockRows = 128;
-constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-// With fp32 accumulators p is kept 2^kLift times as large, so that fp16 holds what is 2^-26 of the largest, and as
-// exponentials 2^-kF16BiasLog2 times that, which pack_f16_scaled takes. A row's base follows its maximum only once that
-// has grown by more than kSlack, in units of log2: most tiles then leave older outputs as they are.
-constexpr int kLift = ACCUMULATE_FP16 ? 0 : 12;
-constexpr int kOffset = ACCUMULATE_FP16 ? 0 : kF16BiasLog2 - kLift;
-constexpr float kSlack = ACCUMULATE_FP16 ? 0.0f : 3.0f;
 
 #if ACCUMULATE_FP16
 // Multiplies the warp's rows of Q.
@@ -53,83 +44,8 @@ __device__ __forceinline__ void scale_rows(uint4* warp_q_tile, float factor, int
 }
 #endif
 
-__device__ __forceinline__ float two_to(int exponent) {
-    return __int_as_float((127 + exponent) << 23);
-}
-
-__device__ __forceinline__ unsigned pack_probabilities(float low, float high) {
-    return ACCUMULATE_FP16 ? pack_f16(low, high) : pack_f16_scaled(low, high);
-}
-
-// Running state of the softmax of the warp's rows, of which a lane holds kLaneRows in every row tile.
-struct Softmax {
-    // kOffset above a maximum that is at most kSlack below the present one, in units of log2, rounded once: all
-    // exponents use it.
-    float base[kRowTiles][kLaneRows];
-    float sum[kRowTiles][kLaneRows];  // of this lane's elements only
-};
-
-// Turns scores into probabilities relative to the new bases; `correction` is what older outputs are multiplied by.
-// Says whether any is not 1.
-__device__ __forceinline__ bool advance(Softmax& state, Probabilities (&p)[kRowTiles][kKeyTiles],
-                                        float (&correction)[kRowTiles][kLaneRows],
-                                        const float (&scores)[kRowTiles][kKeyTiles][8], float scale_log2, unsigned kept,
-                                        uint2* warp_p_tile, int lane) {
-    bool rescale = false;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-        float base[kLaneRows];
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            float maximum = -infinity();
-#pragma unroll
-            for (int i = 0; i < kKeyTiles * 8; ++i)
-                if (lane_row_of(i % 8) == r) maximum = fmaxf(maximum, scores[m][i / 8][i % 8]);
-            maximum = row_maximum(maximum) * scale_log2 + kOffset;
-            const float grown = maximum > state.base[m][r] + kSlack ? maximum : state.base[m][r];
-            // A row that has seen no key yet has base -inf; any finite one gives it p = 0.
-            base[r] = grown == -infinity() ? 0.0f : grown;
-            correction[m][r] = exp2_fast(state.base[m][r] - base[r]);
-            state.base[m][r] = grown;
-            state.sum[m][r] *= correction[m][r];
-            rescale |= correction[m][r] != 1.0f;
-        }
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) {
-            float exponential[8];
-            unsigned pairs[4];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int r = lane_row_of(i);
-                exponential[i] = exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[r]));
-                state.sum[m][r] += exponential[i];
-                if (!is_kept(kept, m, n, i)) exponential[i] = 0.0f;
-                if (i % 2) pairs[i / 2] = pack_probabilities(exponential[i - 1], exponential[i]);
-            }
-            convert(p[m][n], warp_p_tile, m, n, pairs, lane);
-        }
-    }
-    collect(p, warp_p_tile, lane);
-    return rescale;
-}
-
-// Writes the first `rows` of the warp's rows to `lse`; returns what normalises each.
-__device__ __forceinline__ void finish(float (&inverse)[kRowTiles][kLaneRows], const Softmax& state, float* lse,
-                                       int rows, float keep_scale, int lane) {
-    const bool first_in_row = warp_column(lane, 0) == 0;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            const int row = m * 16 + warp_row(lane, r);
-            const float sum = row_total(state.sum[m][r]) * two_to(kOffset);
-            inverse[m][r] = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * (two_to(-kLift) * keep_scale);
-            if (first_in_row && row < rows) lse[row] = (state.base[m][r] - kOffset + log2_fast(sum)) * kLn2;
-        }
-}
-
-extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(
-    FORWARD_PARAMETERS EXTRA_PARAMETERS) {
+extern "C" __global__ void
+    __launch_bounds__(kThreads, MIN_BLOCKS) spark_attention_forward_sm70(FORWARD_PARAMETERS EXTRA_PARAMETERS) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     uint4* q_tile = reinterpret_cast<uint4*>(shared_memory);
     uint4* k_tile = q_tile + kBlockRows * kChunks;
@@ -156,13 +72,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
 
     Output output = {};
     Softmax state;
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            state.base[m][r] = -infinity();
-            state.sum[m][r] = 0.0f;
-        }
+    start(state);
 
     StagedTile staged;
     for (int row = 0; row < kBlockRows; row += BLOCK_N) {
@@ -190,15 +100,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
             apply_mask<false>(scores, mask_of_head, softmax_scale, first_row, key, lane);
             if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, seqlen_k, causal_offset, lane);
 
-            float correction[kRowTiles][kLaneRows];
-            const bool rescale = advance(state, p, correction, scores, scale_log2, kept, warp_p_tile, lane);
-            if (__any_sync(kAllLanes, rescale)) {
-#pragma unroll
-                for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-                    for (int i = 0; i < kDimTiles * 16; ++i)
-                        output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
-            }
+            advance(state, output, p, scores, scale_log2, warp_p_tile, lane, kept);
         }
         staged.store(v_tile);
         __syncthreads();
@@ -214,6 +116,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) spark_attenti
     out += tile.batch * out_batch_stride + tile.head * out_head_stride + first_row * out_row_stride;
     const int rows = seqlen_q - first_row;
     float inverse[kRowTiles][kLaneRows];
-    finish(inverse, state, lse, rows, dropout.keep_scale, lane);
+    finish(inverse, state, lse, rows, lane, dropout.keep_scale);
     write_rows(output, inverse, warp_q_tile, out, out_row_stride, rows, head_dim, lane);
 }

@@ -81,24 +81,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         multiply_nt(dp, warp_dout_tile, v_tile, lane);
 
         Probabilities ds[kRowTiles][kKeyTiles];
-#pragma unroll
-        for (int i = 0; i < kRowTiles * kKeyTiles; ++i) {
-            const int m = i / kKeyTiles, n = i % kKeyTiles;
-            float gradient[8];
-#pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                const RowStatistics row = of_rows[m][lane_row_of(e)];
-                gradient[e] = probability(scores[m][n][e], softmax_scale, row.lse) * (dp[m][n][e] - row.delta);
-            }
-            convert(ds[m][n], nullptr, m, n, gradient, lane);
-        }
+        score_gradients(ds, scores, dp, of_rows, softmax_scale, lane);
         multiply_nn(output, ds, k_tile, lane);
         __syncthreads();
     }
 
-    float scales[kRowTiles][kLaneRows];
-#pragma unroll
-    for (int i = 0; i < kRowTiles * kLaneRows; ++i) scales[i / kLaneRows][i % kLaneRows] = softmax_scale;
-    write_rows(output, scales, warp_q_tile, dq + (head_first + first_row) * head_dim, head_dim, seqlen - first_row,
-               head_dim, lane);
+    write_rows(output, softmax_scale, warp_q_tile, dq + (head_first + first_row) * head_dim, head_dim,
+               seqlen - first_row, head_dim, lane);
 }

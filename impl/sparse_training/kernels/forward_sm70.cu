@@ -8,7 +8,6 @@
 #define P_THROUGH_SHARED 0
 #include "arguments.cuh"
 #include "attention/mask_sm70.cuh"
-#include "attention/products_sm70.cuh"
 #include "attention/softmax_sm70.cuh"
 #include "block_lists.cuh"
 
@@ -33,15 +32,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
 
     Output output = {};
     Softmax state;
+    start(state);
+    if (pruned_as_zero) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
+        for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-        for (int r = 0; r < kLaneRows; ++r) {
-            const int visible = visible_keys(first_row + m * 16 + warp_row(lane, r), keys, causal_offset);
-            const int pruned = pruned_as_zero ? pruned_keys(walk.blocks, visible) : 0;
-            state.base[m][r] = pruned > 0 ? 0.0f : -infinity();
-            state.sum[m][r] = warp_column(lane, 0) == 0 ? pruned : 0.0f;
-        }
+            for (int r = 0; r < kLaneRows; ++r) {
+                const int visible = visible_keys(first_row + m * 16 + warp_row(lane, r), keys, causal_offset);
+                see_zeros(state, m, r, pruned_keys(walk.blocks, visible), lane);
+            }
+    }
 
     StagedTile staged;
     int key = 0;
@@ -62,15 +62,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         if (key + BLOCK_N > unmasked_keys) mask_keys(scores, first_row, key, keys, causal_offset, lane);
 
         Probabilities p[kRowTiles][kKeyTiles];
-        float correction[kRowTiles][kLaneRows];
-        const bool rescale = advance(state, p, correction, scores, scale_log2, nullptr, lane);
-        if (__any_sync(kAllLanes, rescale)) {
-#pragma unroll
-            for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-                for (int i = 0; i < kDimTiles * 16; ++i)
-                    output[m][i / 16][i / 8 % 2][i % 8] *= correction[m][lane_row_of(i % 8)];
-        }
+        advance(state, output, p, scores, scale_log2, nullptr, lane);
         staged.store(v_tile);
         __syncthreads();
 

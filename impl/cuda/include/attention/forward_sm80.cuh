@@ -4,6 +4,7 @@
 // Lane l holds rows l / 4 and 8 below of each of the two tiles of 16 rows. P stays in registers: the accumulator layout
 // of two 8-key tiles is the A-operand layout of one 16-key step.
 #pragma once
+#include "log_sum_exp.cuh"
 #include "math.cuh"
 #include "row_reductions.cuh"
 #include "tiles_sm80.cuh"
@@ -13,7 +14,6 @@ constexpr int kRowTiles = kWarpRows / 16;
 constexpr int kKeyTiles = BLOCK_N / 8;
 constexpr int kDimTiles = PADDED_DIM / 8;
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 typedef float Scores[kRowTiles][kKeyTiles][4];
 typedef float Output[kRowTiles][kDimTiles][4];
@@ -95,14 +95,8 @@ __device__ __forceinline__ void write_output(const Output& accumulator, const Ro
             const int row = m * 16 + half * 8 + lane / 4;
             const float sum = row_total(row_sum[m][half]);
             const float inverse = sum == 0.0f ? 0.0f : reciprocal_fast(sum) * factor;
-            if (lane % 4 == 0 && warp_row + row < row_count) {
-                // The sum has the maximum's base as it was rounded. Of one key that counts, the lse is then its score
-                // as a float, which gives the backward p = 1 however large it is.
-                const float maximum = row_max[m][half];
-                const float rounding = fmaf(maximum, scale_log2, -__fmul_rn(maximum, scale_log2));
-                lse[warp_row + row] =
-                    sum == 0.0f ? -infinity() : __fmul_rn(maximum, softmax_scale) + (log2_fast(sum) - rounding) * kLn2;
-            }
+            if (lane % 4 == 0 && warp_row + row < row_count)
+                lse[warp_row + row] = log_sum_exp(row_max[m][half], sum, softmax_scale, scale_log2);
 #pragma unroll
             for (int d = 0; d < kDimTiles; ++d)
                 *reinterpret_cast<unsigned*>(chunk_at(warp_tile, row, d) + lane % 4 * 2) =

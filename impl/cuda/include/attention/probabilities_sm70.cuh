@@ -16,9 +16,10 @@ constexpr int kKeyTiles = BLOCK_N / 16;
 // A operands for a 16x16 tile: [this quad-pair's share of the keys, the other's][its first four keys, its last].
 typedef unsigned Probabilities[2][2][2];
 
-// Whether `kept`, one bit for each of a lane's scores, has the bit of scores[m][n][i] (with dropout).
+// Whether `kept`, one bit for each of a lane's scores, has the bit of scores[m][n][i]. With dropout there are at most
+// 32; without it all bits are 1.
 __device__ __forceinline__ bool is_kept(unsigned kept, int m, int n, int i) {
-    return kept >> (m * 16 + n * 8 + i) & 1;
+    return kept >> (m * 16 + n * 8 + i) % 32 & 1;
 }
 
 #if P_THROUGH_SHARED

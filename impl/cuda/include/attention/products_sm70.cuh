@@ -108,3 +108,12 @@ __device__ __forceinline__ void write_rows(const Output& output, const float (&f
 #endif
     }
 }
+
+// As above, all rows times one factor.
+__device__ __forceinline__ void write_rows(const Output& output, float factor, uint4* tile, Element* to,
+                                           long long row_stride, int rows, int head_dim, int lane) {
+    float factors[kRowTiles][kLaneRows];
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kLaneRows; ++i) factors[i / kLaneRows][i % kLaneRows] = factor;
+    write_rows(output, factors, tile, to, row_stride, rows, head_dim, lane);
+}

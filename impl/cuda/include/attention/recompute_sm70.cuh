@@ -21,3 +21,25 @@ __device__ __forceinline__ RowStatistics load_statistics(const float* lse, const
 __device__ __forceinline__ float probability(float score, float softmax_scale, float lse) {
     return exp2_fast(fminf(fmaf(score, softmax_scale, -lse), 0.0f) * kLog2e);
 }
+
+// ds of the warp's rows, from their scores and dp, as A operands. With dropout, dp is multiplied by keep_scale where
+// `kept` says so (is_kept), else by 0.
+__device__ __forceinline__ void score_gradients(Probabilities (&ds)[kRowTiles][kKeyTiles],
+                                                const float (&scores)[kRowTiles][kKeyTiles][8],
+                                                const float (&dp)[kRowTiles][kKeyTiles][8],
+                                                const RowStatistics (&statistics)[kRowTiles][kLaneRows],
+                                                float score_scale, int lane, unsigned kept = 0xffffffffu,
+                                                float keep_scale = 1.0f) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kKeyTiles; ++i) {
+        const int m = i / kKeyTiles, n = i % kKeyTiles;
+        float gradient[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const RowStatistics row = statistics[m][lane_row_of(e)];
+            const float of_value = is_kept(kept, m, n, e) ? dp[m][n][e] * keep_scale : 0.0f;
+            gradient[e] = probability(scores[m][n][e], score_scale, row.lse) * (of_value - row.delta);
+        }
+        convert(ds[m][n], nullptr, m, n, gradient, lane);
+    }
+}
