@@ -24,6 +24,13 @@ class Step:
     arguments: Arguments
 
 
+def run(steps: Sequence[Step], launch: Launch) -> None:
+    """Launches those that have blocks, in order."""
+    for step in steps:
+        if 0 not in step.grid:
+            launch(step.kernel, step.grid, step.arguments)
+
+
 def strides(*tensors: Tensor) -> list[np.int64]:
     """Batch, head and row stride of each tensor, in elements."""
     return [np.int64(stride) for tensor in tensors for stride in tensor.stride()[:3]]

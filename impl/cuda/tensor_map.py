@@ -31,19 +31,25 @@ class TensorMap:
     @property
     def stride_bytes(self) -> tuple[int, int, int]:
         """Of rows, heads and batch; along an axis of one, where any will do, the smallest that is allowed."""
-        strides = zip(self.tensor.shape[:3], self.tensor.stride()[:3], strict=True)
-        return tuple(reversed([16 if size == 1 else stride * self.tensor.itemsize for size, stride in strides]))
+        return _stride_bytes(self.tensor.shape, self.tensor.stride(), self.tensor.itemsize)
+
+
+# Asked for every launch, of the same few shapes.
+@functools.lru_cache(maxsize=1024)
+def _stride_bytes(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
+    outer = zip(shape[:3], strides[:3], strict=True)
+    return tuple(reversed([16 if size == 1 else stride * itemsize for size, stride in outer]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout_loadable(shape: torch.Size, strides: tuple[int, ...], itemsize: int) -> bool:
+    outer = _stride_bytes(shape, strides, itemsize)
+    return 0 not in shape and strides[-1] == 1 and all(0 < s < _STRIDE_LIMIT and s % 16 == 0 for s in outer)
 
 
 def loadable(tensor: torch.Tensor) -> bool:
     """Whether a TensorMap of `tensor` is possible: CUDA driver API, cuTensorMapEncodeTiled."""
-    strides = TensorMap(tensor, 1).stride_bytes
-    return (
-        tensor.numel() > 0
-        and tensor.stride(-1) == 1
-        and tensor.data_ptr() % 16 == 0
-        and all(0 < stride < _STRIDE_LIMIT and stride % 16 == 0 for stride in strides)
-    )
+    return tensor.data_ptr() % 16 == 0 and _layout_loadable(tensor.shape, tensor.stride(), tensor.itemsize)
 
 
 def encode(map_: TensorMap) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from impl.cuda.build import Kernel
-from impl.cuda.steps import Step, rows_aligned, strides
+from impl.cuda.steps import Step, rows_aligned
 from impl.cuda.tensor_map import TensorMap, loadable
 from impl.spark_attention.kernels import sm90
+from impl.spark_attention.kernels.backward_sm80 import prepare_step
+from impl.spark_attention.kernels.call import Backward
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -19,58 +21,32 @@ def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape[-1] % 8 == 0 and all(map(loadable, (q, k, v)))
 
 
-def backward_steps(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    *,
-    causal: bool,
-    softmax_scale: float,
-) -> list[Step]:
-    """What to launch, in order, to fill the contiguous dq, dk, dv. q, k and v must be ones that `takes` accepts.
+def backward_steps(b: Backward) -> list[Step]:
+    """What to launch, in order, for tensors that `takes` accepts, without extras.
 
     Scratch is 4 bytes for each element of q, head_dim rounded up to 64 or 128.
     """
-    if not loadable(dout):  # as the gradient of a sum, which is one number expanded
-        dout = dout.contiguous()
-    batch, heads, seqlen_q, head_dim = q.shape
-    heads_kv, seqlen_k = k.shape[1:3]
-    padded_dim = 64 if head_dim <= 64 else 128
-    prepare, backward, convert = _kernels(padded_dim, rows_aligned(out), q.dtype == torch.bfloat16)
-    rows, keys = sm90.backward_rows(padded_dim), sm90.BACKWARD_KEYS
+    if not loadable(b.dout):  # the gradient of a sum is one number expanded
+        b = replace(b, dout=b.dout.contiguous())
+    s = b.shape
+    prepare, backward, convert = _kernels(s.padded_dim, rows_aligned(b.out), b.is_bfloat16)
+    rows, keys = sm90.backward_rows(s.padded_dim), sm90.BACKWARD_KEYS
+    before, (statistics, partial_dq, semaphores) = prepare_step(prepare, b, rows)
+    scale = np.float32(b.softmax_scale)
 
-    row_tiles = batch * heads * -(-seqlen_q // rows)
-    key_tiles = batch * heads_kv * -(-seqlen_k // keys)
-    statistics = lse.new_empty(row_tiles * rows, 2)
-    partial_dq = lse.new_empty(row_tiles * rows, padded_dim)
-    semaphores = torch.zeros(1 + row_tiles, dtype=torch.int32, device=q.device)
-    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
-    scale = np.float32(softmax_scale)
-    prepare_sizes = (seqlen_q, seqlen_k, head_dim, heads, causal_offset)
     # Of fewer heads, so many key blocks would run at once that they wait for each other; of more, none would find a
     # neighbour's queries in L2.
-    heads_together = max(16, 256 // -(-seqlen_q // rows))
-    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, batch, heads_together, causal_offset)
-    convert_sizes = (seqlen_q, seqlen_k, head_dim, causal_offset)
-    maps = [TensorMap(q, rows), TensorMap(k, keys), TensorMap(v, keys), TensorMap(dout, rows)]
+    heads_together = max(16, 256 // -(-s.seqlen_q // rows))
+    sizes = (s.seqlen_q, s.seqlen_k, s.head_dim, s.heads, s.group, s.batch, heads_together, s.causal_offset)
+    maps = [TensorMap(b.q, rows), TensorMap(b.k, keys), TensorMap(b.v, keys), TensorMap(b.dout, rows)]
+    arguments = [*maps, statistics, partial_dq, semaphores, b.dk, b.dv, *map(np.int32, sizes), scale]
+    key_tiles = s.batch * s.heads_kv * -(-s.seqlen_k // keys)
+
+    convert_sizes = (s.seqlen_q, s.seqlen_k, s.head_dim, s.causal_offset)
     return [
-        Step(
-            prepare,
-            (row_tiles, 1, 1),
-            [out, dout, lse, dq, statistics, *strides(out, dout), *map(np.int32, prepare_sizes)],
-        ),
-        Step(
-            backward,
-            (key_tiles, 1, 1),
-            [*maps, statistics, partial_dq, semaphores, dk, dv, *map(np.int32, sizes), scale],
-        ),
-        Step(convert, (row_tiles, 1, 1), [partial_dq, dq, *map(np.int32, convert_sizes), scale]),
+        before,
+        Step(backward, (key_tiles, 1, 1), arguments),
+        Step(convert, before.grid, [partial_dq, b.dq, *map(np.int32, convert_sizes), scale]),
     ]
 
 

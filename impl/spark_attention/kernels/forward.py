@@ -14,10 +14,10 @@ from impl.cuda.steps import rows_aligned, strides
 from impl.cuda.tensor_map import TensorMap
 from impl.spark_attention.extras import NONE, Extras
 from impl.spark_attention.kernels import forward_sm90, sm70, sm80
+from impl.spark_attention.kernels.call import batch_parts, shape_of
 from impl.spark_attention.kernels.extras import Features, extra_arguments, features_of
 
 MAX_HEAD_DIM = 128
-MAX_GRID_BATCH = 65535  # blockIdx.z
 _SOURCES = {"sm_70": sm70, "sm_80": sm80}
 
 Call = tuple[Kernel, tuple[int, int, int], list[Tensor | TensorMap | np.generic]]
@@ -44,8 +44,7 @@ def attention_forward(
     arch = kernel_arch or source_arch(q.device)
     options = {"causal": causal, "softmax_scale": softmax_scale, "accumulate": accumulate, "arch": arch}
     check_supported(q.dtype, accumulate, arch, extras)
-    for first in range(0, len(q) if q.numel() else 0, MAX_GRID_BATCH):
-        part = (t[first : first + MAX_GRID_BATCH] for t in (q, k, v, out, lse))
+    for first, part in batch_parts(q, k, v, out, lse) if q.numel() else ():
         launch(*forward_call(*part, **options, extras=extras, first_batch=first))
     return out, lse
 
@@ -86,15 +85,14 @@ def forward_call(
         if not extras and forward_sm90.takes(q, k, v, out):
             return forward_sm90.forward_call(q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)
         arch = "sm_80"
-    (batch, heads, seqlen_q, head_dim), (_, heads_kv, seqlen_k, _) = q.shape, k.shape
-    aligned = head_dim % 8 == 0 and all(map(rows_aligned, (q, k, v)))
+    s = shape_of(q, k, causal)
+    aligned = s.head_dim % 8 == 0 and all(map(rows_aligned, (q, k, v)))
     variant = q.dtype == torch.bfloat16 or accumulate == "fp16"
-    kernel = _forward_kernel(arch, 64 if head_dim <= 64 else 128, aligned, variant, features_of(extras))
-    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
-    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // heads_kv, causal_offset)
+    kernel = _forward_kernel(arch, s.padded_dim, aligned, variant, features_of(extras))
+    sizes = (s.seqlen_q, s.seqlen_k, s.head_dim, s.heads, s.group, s.causal_offset)
     arguments = [*(q, k, v, out, lse), *strides(q, k, v, out), *map(np.int32, sizes), np.float32(softmax_scale)]
     arguments += extra_arguments(extras, first_batch)
-    return kernel, (-(-seqlen_q // _SOURCES[arch].BLOCK_M), heads, batch), arguments
+    return kernel, (-(-s.seqlen_q // _SOURCES[arch].BLOCK_M), s.heads, s.batch), arguments
 
 
 def check_supported(dtype: torch.dtype, accumulate: str, arch: str, extras: Extras = NONE) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
 from impl.spark_attention.kernels import sm90
+from impl.spark_attention.kernels.call import shape_of
 
 # Elements of the keys of the heads whose tiles are taken together; with the values 16 MiB of L2. A causal mask makes
 # long and short tiles, and of more heads they even out.
@@ -34,22 +35,15 @@ def forward_call(
 
     The tensors must be ones that `takes` accepts.
     """
-    batch, heads, seqlen_q, head_dim = q.shape
-    seqlen_k = k.shape[2]
-    padded_dim = 64 if head_dim <= 64 else 128
-    block_m, block_n = sm90.block_m(padded_dim), sm90.block_n(padded_dim, seqlen_k)
-    kernel = sm90.forward_kernel(padded_dim, block_n, q.dtype == torch.bfloat16)
-    query_tiles = -(-seqlen_q // block_m)
-    tiles = query_tiles * heads * batch
-    heads_together = max(1, _KEYS_TOGETHER[causal] // (seqlen_k * padded_dim))
-    causal_offset = seqlen_k - seqlen_q if causal else seqlen_k
-    sizes = (seqlen_q, seqlen_k, head_dim, heads, heads // k.shape[1], batch, heads_together, causal_offset)
+    s = shape_of(q, k, causal)
+    block_m, block_n = sm90.block_m(s.padded_dim), sm90.block_n(s.padded_dim, s.seqlen_k)
+    kernel = sm90.forward_kernel(s.padded_dim, block_n, q.dtype == torch.bfloat16)
+    query_tiles = -(-s.seqlen_q // block_m)
+    tiles = query_tiles * s.heads * s.batch
+    heads_together = max(1, _KEYS_TOGETHER[causal] // (s.seqlen_k * s.padded_dim))
+    sizes = (s.seqlen_q, s.seqlen_k, s.head_dim, s.heads, s.group, s.batch, heads_together, s.causal_offset)
     arguments = [
-        TensorMap(q, 64),
-        TensorMap(k, block_n),
-        TensorMap(v, block_n),
-        out,
-        lse,
+        *(TensorMap(q, 64), TensorMap(k, block_n), TensorMap(v, block_n), out, lse),
         torch.zeros(1, dtype=torch.int32, device=q.device),
         *map(np.int64, out.stride()[:3]),
         *map(np.int32, (*sizes, query_tiles, tiles)),

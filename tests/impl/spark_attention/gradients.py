@@ -10,6 +10,8 @@ from torch import Tensor
 from harness.ops import OPS
 from harness.verify import Gate
 from impl.cuda import emulator
+from impl.cuda.steps import run
+from impl.spark_attention.kernels.call import Backward
 from tests.impl.spark_attention.backends import forward
 
 OP = OPS["attention"]
@@ -38,15 +40,13 @@ def steps_and_gradients(backward_steps, inputs, causal: bool) -> tuple[list, dic
     q, k, v, dout = (inputs[name] for name in ("q", "k", "v", "dout"))
     into = [torch.full(t.shape, math.nan, dtype=t.dtype, device=t.device) for t in (q, k, v)]
     saved = saved_by_forward(q, k, v, causal)
-    steps = backward_steps(dout, q, k, v, *saved, *into, causal=causal, softmax_scale=q.shape[-1] ** -0.5)
+    steps = backward_steps(Backward(dout, q, k, v, *saved, *into, causal, q.shape[-1] ** -0.5))
     return steps, dict(zip(GRADIENTS, into, strict=True))
 
 
 def gradients(backward_steps, inputs, causal: bool, **options) -> dict[str, Tensor]:
-    launch = launcher(inputs["q"].device.type, **options)
     steps, into = steps_and_gradients(backward_steps, inputs, causal)
-    for step in steps:
-        launch(step.kernel, step.grid, step.arguments)
+    run(steps, launcher(inputs["q"].device.type, **options))
     return into
 
 

@@ -12,9 +12,11 @@ from torch import Tensor
 from harness.ops import OPS
 from harness.verify import Gate
 from impl.cuda import emulator
+from impl.cuda.steps import run
 from impl.spark_attention import reference
 from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm70 import backward_steps
+from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm70 import BACKWARD
 from tests.impl.spark_attention.backends import emulated, gpu
 from tests.impl.spark_attention.distortions import DISTORTIONS
@@ -40,8 +42,8 @@ def forward(inputs: dict[str, Tensor], causal: bool) -> dict[str, Tensor]:
 def steps_of(tensors: dict[str, Tensor], causal: bool) -> tuple[list, dict[str, Tensor]]:
     """The launches and the outputs that they will fill, NaN before."""
     gradients = {name: torch.full_like(tensors[name[1]], math.nan).contiguous() for name in NAMES}
-    options = {"causal": causal, "softmax_scale": tensors["q"].shape[-1] ** -0.5}
-    return backward_steps(*tensors.values(), *gradients.values(), **options), gradients
+    scale = tensors["q"].shape[-1] ** -0.5
+    return backward_steps(Backward(*tensors.values(), *gradients.values(), causal, scale)), gradients
 
 
 def backward(inputs: dict[str, Tensor], causal: bool = False, **options) -> dict[str, Tensor]:
@@ -51,8 +53,7 @@ def backward(inputs: dict[str, Tensor], causal: bool = False, **options) -> dict
         from impl.cuda.launch import launch
     else:
         launch = functools.partial(emulator.launch, **options)
-    for step in steps:
-        launch(step.kernel, step.grid, step.arguments)
+    run(steps, launch)
     return gradients
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from harness.verify import Gate
 from impl.cuda import emulator
-from impl.spark_attention.kernels.backward import attention_backward, backward_steps
+from impl.spark_attention.kernels.backward import attention_backward
+from impl.spark_attention.kernels.backward_sm80 import backward_steps
+from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm80 import BACKWARD
 from tests.impl.spark_attention.backends import emulated, gpu
 from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, launcher, saved_by_forward, steps_and_gradients
@@ -254,6 +256,6 @@ def test_head_dim_alignment_and_type_choose_among_all_kernels():
     for head_dim, dtype in itertools.product([8, 59, 64, 72, 111, 128], [torch.float16, torch.bfloat16]):
         dout, q, k, v, out, *into = (torch.zeros(1, 1, 1, head_dim, dtype=dtype) for _ in range(8))
         lse = torch.zeros(1, 1, 1)
-        steps = backward_steps(dout, q, k, v, out, lse, *into, causal=True, softmax_scale=1.0)
+        steps = backward_steps(Backward(dout, q, k, v, out, lse, *into, causal=True, softmax_scale=1.0))
         chosen.update(step.kernel for step in steps)
     assert chosen == set(BACKWARD)

@@ -12,6 +12,7 @@ from impl.cuda import emulator
 from impl.spark_attention.kernels import sm90
 from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm90 import backward_steps, takes
+from impl.spark_attention.kernels.call import Backward
 from tests.impl.spark_attention.backends import emulated
 from tests.impl.spark_attention.distortions import DISTORTIONS
 from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, saved_by_forward, steps_and_gradients
@@ -216,6 +217,7 @@ def test_head_dim_and_type_choose_among_all_kernels():
     chosen = set()
     for head_dim, dtype in itertools.product([8, 64, 72, 128], [torch.float16, torch.bfloat16]):
         dout, q, k, v, out, *into = (torch.zeros(1, 1, 1, head_dim, dtype=dtype) for _ in range(8))
-        steps = backward_steps(dout, q, k, v, out, torch.zeros(1, 1, 1), *into, causal=True, softmax_scale=1.0)
+        lse = torch.zeros(1, 1, 1)
+        steps = backward_steps(Backward(dout, q, k, v, out, lse, *into, causal=True, softmax_scale=1.0))
         chosen.update(step.kernel for step in steps)
     assert chosen == set(sm90.BACKWARD)
