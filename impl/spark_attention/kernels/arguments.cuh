@@ -1,4 +1,4 @@
-// What every forward kernel takes, in this order (geometry.py passes it), and how a block finds its work.
+// What every forward kernel takes, in this order (forward.py passes it), and how a block finds its work.
 //
 // Tensors as in attention/tensors.cuh; lse is contiguous [batch, heads, seqlen_q], natural logarithm. The grid is
 // (query tiles, num_heads, batch).

@@ -1,4 +1,4 @@
-// What the two backward kernels share: the scratch between them (kernels/backward.py allocates it) and its shapes.
+// What the two backward kernels share: the scratch between them (backward_sm80.py allocates it) and its shapes.
 //
 // dq, dk and dv are contiguous; the other tensors as in arguments.cuh. Query rows are cut into tiles of kBlockRows.
 //   statistics  float2 [batch, heads, query tiles * kBlockRows]: lse (+inf for a row that takes no part) and delta
