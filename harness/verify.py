@@ -163,10 +163,10 @@ def poison_allocator(shapes: Iterable[tuple[int, ...]], dtype: Any, device: str)
     the device for more; a CPU's allocator shows nothing, so a few of each size are. Then all are freed.
     """
     held: list[Tensor] = []
-    for shape in shapes:
+    for elements in {math.prod(shape) for shape in shapes}:  # a model's gradients are many, their sizes few
         for _ in range(64 if device == "cuda" else 4):
             before = torch.cuda.memory_reserved() if device == "cuda" else 0
-            held.append(torch.full(shape, math.nan, dtype=dtype, device=device))
+            held.append(torch.full((elements,), math.nan, dtype=dtype, device=device))
             if device == "cuda" and torch.cuda.memory_reserved() > before:
                 break
 
