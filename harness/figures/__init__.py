@@ -44,6 +44,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_training_transition": ("sparse_training_transition", {}),
     "sparse_training_patterns": ("sparse_training_patterns", {}),
     "decode_throughput": ("decode_throughput", {}),
+    "decode_parts": ("decode_parts", {}),
     "energy_time": ("energy_time", {}),
     "error_gate": ("error_gate", {}),
     "performance_profile": ("performance_profile", {}),

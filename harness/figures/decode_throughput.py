@@ -1,4 +1,4 @@
-"""A decoding step: tokens per GPU-second, and the memory that it takes, by batch, for each model."""
+"""A decoding step: tokens per GPU-second, the memory that it takes, and where it was measured its energy, by batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from harness.figures.panels import drawn, facets, grouped_bars, legend, page
 from harness.figures.run import Run
 
-TITLE = "Decoding, tokens per GPU-second (higher is better) and memory (lower is better)"
+TITLE = "Decoding, tokens per GPU-second (higher is better), memory and energy (lower is better)"
 SHAPE = ["parameters", "sparsity", "seqlen_k", "batch"]
 VALUES = ["tokens_per_gpu_s", "speedup", "resident_bytes", "peak_bytes", "energy_j"]
 
@@ -34,6 +34,10 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     for title, group in facets(rows, ["model"], ["experiment", "sparsity"]):
         panels.append((f"{title}, tokens per GPU-second", group.assign(shown=group["tokens_per_gpu_s"])))
         panels.append((f"{title}, memory, GB", group.assign(shown=group["memory_gb"])))
+        joules = group.assign(shown=group["j_per_token"], missing="")
+        joules = joules[joules["case_id"].isin(joules.loc[joules["shown"].notna(), "case_id"])]
+        if len(joules):
+            panels.append((f"{title}, J per token", joules))
     figure, cells = page(panels, run, TITLE, height=1.5, xlabel="batch, tokens of context")
     series = drawn(rows, "tokens_per_gpu_s", run)
     for ax, group in cells:

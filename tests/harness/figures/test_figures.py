@@ -22,6 +22,7 @@ SPEED = {  # and what each shows
     **dict.fromkeys(("spmm_speedup", "spmm_layers", "spmm_means"), "speedup"),
     "attention_memory": "peak_bytes",
     "decode_throughput": "tokens_per_gpu_s",
+    "decode_parts": "products",
     "spmm_latency": "cold_median_s",
     "spmm_bandwidth": "bandwidth_fraction",
 }
