@@ -122,8 +122,7 @@ class TransitionMonitor(nn.Module):
     @torch.no_grad()
     def forward(self, maps: Tensor) -> Reading:
         """maps: float32 [layers, size, size] of this step."""
-        skewness = torch.stack([skewness_of(layer) for layer in maps])
-        distance = torch.stack([torch.linalg.norm(new - old) for new, old in zip(maps, self.maps, strict=True)])
+        skewness, distance = skewness_of(maps), torch.linalg.vector_norm(maps - self.maps, dim=(1, 2))
         change = (distance - self.distance).abs() / self.distance  # NaN on the first two steps: not below anything
         settled = (skewness >= self.min_skewness).all() & (change < self.max_change).all()
         self.maps.copy_(maps)
@@ -131,8 +130,9 @@ class TransitionMonitor(nn.Module):
         return Reading(skewness, distance, settled)
 
 
-def skewness_of(values: Tensor) -> Tensor:
-    """mean(((X - mean) / std)^3), of the population; 0 for a constant."""
-    centred = values - values.mean()
-    deviation = centred.square().mean().sqrt()
-    return torch.where(deviation > 0, (centred / deviation).pow(3).mean(), 0.0)
+def skewness_of(maps: Tensor) -> Tensor:
+    """mean(((X - mean) / std)^3) of each map X [..., rows, columns], of the population; 0 for a constant."""
+    centred = maps - maps.mean((-2, -1), keepdim=True)
+    squares = centred.square()
+    variance, third = squares.mean((-2, -1)), squares.mul_(centred).mean((-2, -1))
+    return torch.where(variance > 0, third / variance.pow(1.5), 0.0)

@@ -73,6 +73,8 @@ class Trainer:
             pct_start=recipe.warmup_steps / recipe.steps,
             anneal_strategy="linear",
         )
+        self._resident: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._order = (-1, torch.zeros(0))
         if self.method.fixed:
             self._set_patterns([self.method.fixed(recipe.blocks).to(device)] * recipe.layers)
         torch.manual_seed(seed + self.rank)  # dropout differs between processes
@@ -104,7 +106,7 @@ class Trainer:
         for attention in self.attentions:
             attention.watched = looks
         right, maps = 0, torch.zeros(0)
-        for places in np.split(np.arange(len(split)), range(self.recipe.batch, len(split), self.recipe.batch)):
+        for places in torch.arange(len(split), device=self.device).split(self.recipe.batch):
             tokens, lengths, labels = self._batch(split, places)
             with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
                 right += (self.model(tokens, lengths).argmax(-1) == labels).sum()
@@ -178,24 +180,30 @@ class Trainer:
 
     def _new_optimizer(self, learning_rate: float) -> torch.optim.AdamW:
         parameters = [*self.model.parameters(), *self.patterns.parameters()]
-        return torch.optim.AdamW(parameters, learning_rate, BETAS, EPSILON, weight_decay=0.0)
+        return torch.optim.AdamW(parameters, learning_rate, BETAS, EPSILON, weight_decay=0.0, fused=True)
 
     def _looks(self) -> bool:
         return self.method.map_every_step or (
             self.method.transition == "sat" and self.step_number % self.monitor_every == 0
         )
 
-    def _places(self) -> np.ndarray:
+    def _places(self) -> Tensor:
         """This process's samples of this step: a fresh order each epoch, a function of seed and step alone."""
-        share, batch = self.recipe.batch // self.processes, self.recipe.batch
-        epoch, place = divmod(self.step_number, len(self.data.train) // batch)
-        order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(len(self.data.train))
+        share, batch, samples = self.recipe.batch // self.processes, self.recipe.batch, len(self.data.train)
+        epoch, place = divmod(self.step_number, samples // batch)
+        if self._order[0] != epoch:
+            order = np.random.Generator(np.random.PCG64([self.seed, epoch])).permutation(samples)
+            self._order = epoch, torch.from_numpy(order).to(self.device)
         first = place * batch + self.rank * share
-        return order[first : first + share]
+        return self._order[1][first : first + share]
 
-    def _batch(self, split: Split, places: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (split.tokens[places].astype(np.int64), split.lengths[places], split.labels[places])
-        return tuple(torch.from_numpy(part).to(self.device, non_blocking=True) for part in parts)
+    def _batch(self, split: Split, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, lengths and labels. The split moves to the device whole, once: its tokens are bytes."""
+        if id(split) not in self._resident:
+            parts = (split.tokens, split.lengths, split.labels)
+            self._resident[id(split)] = tuple(torch.from_numpy(part).to(self.device) for part in parts)
+        tokens, lengths, labels = (part[places] for part in self._resident[id(split)])
+        return tokens.long(), lengths, labels
 
     def _maps(self) -> Tensor:
         """The averaged map of each layer, over all processes."""

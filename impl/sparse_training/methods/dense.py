@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impl.sparse_training.methods.base import Attention, averaged_map, key_mask, probabilities
+from impl.sparse_training.attention_map import averaged_map, key_mask, probabilities
+from impl.sparse_training.methods.base import Attention
 
 
 class Flash(Attention):

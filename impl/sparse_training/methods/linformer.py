@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from impl.sparse_training.methods.base import Attention, key_mask
+from impl.sparse_training.attention_map import key_mask
+from impl.sparse_training.methods.base import Attention
 
 
 class Linformer(Attention):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from impl.sparse_training.methods.base import Attention, in_float32, key_mask
+from impl.sparse_training.attention_map import key_mask
+from impl.sparse_training.methods.base import Attention, in_float32
 
 INVERSE_STEPS = 6
 SKIP = 33  # tokens of the convolution over the values

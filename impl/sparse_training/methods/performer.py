@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from impl.sparse_training.methods.base import Attention, in_float32, key_mask
+from impl.sparse_training.attention_map import key_mask
+from impl.sparse_training.methods.base import Attention, in_float32
 
 
 class Performer(Attention):
