@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer, of the CUDA toolkit, is not installed"),
 ]
 FOUND = 9
-# Some tens of rows each, with edges on every side: all attention kernels, and all of SpMM and of the block patterns.
-SMALLEST = "causal_is_aligned_bottom_right or empty_rows"
+# Some tens of rows each, with edges on every side: all kernels of attention, SpMM, expansion and block patterns.
+SMALLEST = "causal_is_aligned_bottom_right or empty_rows or test_smallest or test_every_value"
 STRAY = """
 import numpy as np, torch
 from impl.cuda.launch import launch
