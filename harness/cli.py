@@ -15,7 +15,7 @@ import typer
 
 from harness.errors import MachineError, VoltabenchError
 
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -50,14 +50,18 @@ def doctor() -> None:
 
 
 @app.command()
-def build(config: ConfigPath, output: Annotated[Path, typer.Option(help="resource report (CSV)")]) -> None:
+def build(
+    config: ConfigPath, output: Annotated[Path, typer.Option(help="resource report (CSV)", dir_okay=False)]
+) -> None:
     """Compile every kernel for the config's architectures and write the resource report."""
+    from harness.collect import write_atomically
     from harness.config import load_config
     from impl.cuda.build import BuildError
     from impl.cuda.report import write_report
 
     try:
-        write_report(load_config(config).architectures, output)
+        architectures = load_config(config).architectures
+        write_atomically(output, lambda path: write_report(architectures, path))
     except BuildError as error:
         raise MachineError(str(error)) from error
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.config import load_config
+from harness.config import load_config, parse_config
 from harness.errors import NoRecords, VoltabenchError
 from harness.machine import check_machine
 from harness.paths import ROOT
@@ -28,6 +28,7 @@ def run_workflow(path: Path | None, budget_min: float | None) -> None:
     refuse_if_at_work(config)
     options = ["--configfile", str(path)] if path else []
     if budget_min is not None:
+        parse_config({**config.model_dump(mode="json"), "budget_min": budget_min}, "--budget-min")
         options += ["--config", f"budget_min={budget_min}"]
     _snakemake("all", *options)
     print_summary(config.results / "config.yaml")

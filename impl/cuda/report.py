@@ -125,8 +125,11 @@ def report_row(kernel: Kernel, cubin: Cubin, arch: str) -> dict[str, Any]:
 def write_report(architectures: Sequence[str], output: Path) -> None:
     """Build all kernels for `architectures`, check their budgets and write the report as CSV.
 
-    Raises BuildError when a kernel does not compile or breaks its budget.
+    Raises OSError for a file that cannot be written, before anything is compiled, and BuildError when a kernel does
+    not compile or breaks its budget.
     """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.touch()
     jobs = [(kernel, arch) for kernel in all_kernels() for arch in target_architectures(kernel, architectures)]
     with ProcessPoolExecutor() as pool:
         cubins = list(pool.map(build, *zip(*jobs, strict=True))) if jobs else []
@@ -136,7 +139,6 @@ def write_report(architectures: Sequence[str], output: Path) -> None:
         rows.append(report_row(kernel, cubin, arch))
     if not rows:
         raise BuildError(f"no kernel can be built for {', '.join(architectures)}")
-    output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
