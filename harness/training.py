@@ -63,6 +63,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     """
     from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load
+    from impl.sparse_training.train import deterministic
 
     for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, LABELS)):
         if value not in known:
@@ -84,7 +85,8 @@ def train(run: TrainingRun, results: Path) -> Path:
             notes = trainer.load(checkpoint)
         except ValueError as error:
             raise ConfigError(f"{error}; move it away to start anew") from None
-    _Loop(run, trainer, folder, **notes).go()
+    with deterministic(device):
+        _Loop(run, trainer, folder, **notes).go()
     return folder
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +41,25 @@ class StepLog:
     reading: Reading | None  # of the monitor, on the steps it saw
 
 
+@contextlib.contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Equal trainers give equal losses within, bit for bit: fused attention's backward does not by itself on a GPU."""
+    if device.type == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is refused
+    torch.use_deterministic_algorithms(True)
+    memory = torch.utils.deterministic
+    fills, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        memory.fill_uninitialized_memory = fills
+
+
 class Trainer:
-    """One model, one method. `seed` decides weights, order and dropout: equal trainers give equal losses on one device.
+    """One model, one method. `seed` decides weights, order and dropout: equal trainers are equal, if `deterministic`.
 
     monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its
     share of the global batch, `recipe.batch`, in either phase.

@@ -17,10 +17,10 @@ from impl.sparse_training.labels import LABELS
 from impl.sparse_training.methods import METHODS
 from impl.sparse_training.recipes import MODULES, Data
 from impl.sparse_training.tasks.dataset import Split
-from impl.sparse_training.train import Trainer
+from impl.sparse_training.train import Trainer, deterministic
 
 TINY = dataclasses.replace(
-    MODULES, seqlen=40, vocabulary=16, classes=3, layers=2, block=16, density=0.5, batch=8, steps=40, warmup_steps=4
+    MODULES, seqlen=70, vocabulary=16, classes=3, layers=2, block=32, density=0.5, batch=8, steps=40, warmup_steps=4
 )
 
 
@@ -49,8 +49,14 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def trainer(data, name, seed=0):
-    made = Trainer(TINY, name, data, torch.device("cpu"), seed)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    with deterministic(torch.device(request.param)):
+        yield request.param
+
+
+def trainer(data, name, seed=0, device="cpu"):
+    made = Trainer(TINY, name, data, torch.device(device), seed)
     if METHODS[name].transition == "sat":  # settles within some steps at this size
         made.monitor.min_skewness, made.monitor.max_change = -10.0, 0.3
     if name == "spion":
@@ -68,9 +74,9 @@ def losses(made, steps):
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.transition])
-def test_a_resumed_run_is_the_same_run(data, tmp_path, name):
+def test_a_resumed_run_is_the_same_run(data, tmp_path, name, device):
     """T10, at steps before, at and after the transition."""
-    whole, steps = trainer(data, name), 9
+    whole, steps = trainer(data, name, device=device), 9
     expected, phases, kept = [], [], []
     for step in range(steps):
         whole.save(tmp_path / f"{step}.pt")
@@ -79,7 +85,7 @@ def test_a_resumed_run_is_the_same_run(data, tmp_path, name):
     moved = phases.index("sparse")
     assert 1 < moved < steps - 2
     for step in (1, moved - 1, moved, moved + 1):
-        resumed = trainer(data, name)
+        resumed = trainer(data, name, device=device)
         resumed.load(tmp_path / f"{step}.pt")
         assert resumed.phase == phases[step]
         kept.append(losses(resumed, steps - step) == expected[step:])
@@ -87,13 +93,13 @@ def test_a_resumed_run_is_the_same_run(data, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.transition])
-def test_a_resumed_run_without_a_transition(data, tmp_path, name):
+def test_a_resumed_run_without_a_transition(data, tmp_path, name, device):
     """T10."""
-    whole = trainer(data, name)
+    whole = trainer(data, name, device=device)
     losses(whole, 2)
     whole.save(tmp_path / "2.pt", anything=[1.5])
     expected = losses(whole, 3)
-    resumed = trainer(data, name)
+    resumed = trainer(data, name, device=device)
     assert resumed.load(tmp_path / "2.pt") == {"anything": [1.5]}
     assert losses(resumed, 3) == expected
     assert len(set(expected)) == 3
@@ -140,10 +146,24 @@ def test_an_epoch_has_every_sample_once(data):
     assert not torch.equal(made._places(), places[0])
 
 
-def test_it_learns(data):
-    made = trainer(data, "dense_flash")
+@pytest.mark.parametrize("name", ["dense_flash", "window"])
+def test_it_learns(data, name, device):
+    made = trainer(data, name, device=device)
     values = losses(made, 40)
     assert np.mean(values[-5:]) < np.mean(values[:5]) - 0.1
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_nothing(data):
+    """But for the monitor's verdict: an overflow, the schedule and the data are the device's affair."""
+    for name in ("dense_flash", "window"):
+        made = trainer(data, name, device="cuda")
+        made.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            made.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_learned_pattern_reaches_the_attention_by_no_gradient(data):
