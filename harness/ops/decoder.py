@@ -27,12 +27,11 @@ _CHUNK_ELEMENTS = 2**25  # of a weight that are held at once in another dtype
 
 @dataclass
 class Layer:
-    """keys, values: [batch, heads, context, head_dim], filled as far as tokens were given."""
+    """cache: keys and values [2, batch, heads, context, head_dim], filled as far as tokens were given."""
 
     norms: dict[str, Tensor]
     products: dict[str, nn.Module]
-    keys: Tensor
-    values: Tensor
+    cache: Tensor
 
 
 class Decoder:
@@ -42,8 +41,7 @@ class Decoder:
         shape, weights = params.shape, OptWeights(params, device)
         self._num_heads = shape.num_heads
         self._around = {name: weights.around(name) for name in shape.around()}
-        cache = (params.batch, shape.num_heads, params.context, shape.head_dim)
-        options = {"dtype": torch.float16, "device": device}
+        cache = (2, params.batch, shape.num_heads, params.context, shape.head_dim)
         self.layers = []
         for i in range(shape.layers):
             norms = {name: weights.of_layer(i, name) for name in shape.of_layer() if name.startswith("norm")}
@@ -51,7 +49,7 @@ class Decoder:
                 name: make(weights.of_layer(i, f"{name}.weight"), weights.of_layer(i, f"{name}.bias"))
                 for name in PRUNED
             }
-            self.layers.append(Layer(norms, products, torch.empty(cache, **options), torch.empty(cache, **options)))
+            self.layers.append(Layer(norms, products, torch.empty(cache, dtype=torch.float16, device=device)))
 
     def prefill(self, tokens: Tensor) -> None:
         """Fill the cache from its beginning with tokens [batch, n], a few sequences at a time."""
@@ -87,7 +85,7 @@ class Decoder:
 
         def attention() -> dict[str, Tensor]:
             for layer in self.layers:
-                out = scaled_dot_product_attention(query, layer.keys, layer.values)
+                out = scaled_dot_product_attention(query, *layer.cache)
             return {"out": out}
 
         return {"products": products, "attention": attention, "output": lambda: {"out": self._logits(hidden[:, 0])}}
@@ -97,7 +95,7 @@ class Decoder:
         """Memory of weights and cache."""
         held = [*self._around.values()]
         for layer in self.layers:
-            held += [*layer.norms.values(), layer.keys, layer.values]
+            held += [*layer.norms.values(), layer.cache]
             for product in layer.products.values():
                 held += [*product.parameters(), *product.buffers()]
         return sum(tensor.nbytes for tensor in held)
@@ -111,12 +109,10 @@ class Decoder:
     def _through(self, layer: Layer, x: Tensor, rows: slice, position: int) -> Tensor:
         """x [rows, n, hidden] behind the layer; the tokens stand from `position` on: several only at the beginning."""
         qkv = layer.products["qkv"](_norm(x, layer.norms, "norm1"))
-        q, k, v = qkv.unflatten(-1, (3, self._num_heads, -1)).transpose(1, 3).unbind(2)
+        heads = qkv.unflatten(-1, (3, self._num_heads, -1)).permute(2, 0, 3, 1, 4)
         end = position + x.shape[1]
-        keys, values = layer.keys[rows, :, :end], layer.values[rows, :, :end]
-        keys[:, :, position:] = k
-        values[:, :, position:] = v
-        out = scaled_dot_product_attention(q, keys, values, is_causal=x.shape[1] > 1)
+        layer.cache[:, rows, :, position:end] = heads[1:]
+        out = scaled_dot_product_attention(heads[0], *layer.cache[:, rows, :, :end], is_causal=x.shape[1] > 1)
         x = x + layer.products["project"](out.transpose(1, 2).flatten(2))
         return x + layer.products["narrow"](relu(layer.products["widen"](_norm(x, layer.norms, "norm2"))))
 

@@ -71,7 +71,7 @@ def test_a_record_has_tokens_parts_and_memory():
         assert (record.model, record.layers, record.batch, record.sparsity) == ("tiny_opt", 2, 4, 0.8)
         shares = json.loads(record.parts)
         assert set(shares) == {"products", "attention", "output"}
-        assert all(0 < share < 2 for share in shares.values())
+        assert all(share > 0 for share in shares.values())
         weights = record.resident_bytes - OP.Params(**case).cache_bytes
         assert (weights < 2 * record.parameters) == (record.role == "ours")
         assert (record.format_bytes is not None) == (record.role == "ours"), name

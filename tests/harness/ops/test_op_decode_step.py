@@ -120,7 +120,7 @@ def test_decoding_token_by_token_is_a_prefill():
     for name in right:
         assert (found[name] - right[name]).abs().max() <= 4e-3 * right[name].abs().max(), name
     for ours, theirs in zip(one_by_one.layers, at_once.layers, strict=True):
-        assert (ours.keys - theirs.keys).abs().max() <= 4e-3 * theirs.keys.abs().max()
+        assert (ours.cache - theirs.cache).abs().max() <= 4e-3 * theirs.cache.abs().max()
 
 
 def test_plain_and_reference_share_the_weights_and_are_those_by_themselves(monkeypatch):
@@ -210,11 +210,11 @@ def test_the_gate_finds_a_wrong_cache(fault):
     with torch.no_grad():
         decoder.prefill(inputs["tokens"][:, :-1])
         if fault.startswith("cache"):
-            decoder.layers[1].values.copy_(decoder.layers[1].values.roll(1, 0))
+            decoder.layers[1].cache[1] = decoder.layers[1].cache[1].roll(1, 0)
         elif fault.startswith("position"):
             position -= 1
         else:
-            decoder.layers[0].keys[:, :, 3] = 0
+            decoder.layers[0].cache[0, :, :, 3] = 0
         assert not Gate(OP, case, inputs).check(decoder.step(inputs["tokens"][:, -1:], position)).passed
 
 
