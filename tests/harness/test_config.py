@@ -68,7 +68,7 @@ MISTAKES = [
     (
         "training",
         [{"task": "text", "methods": ["sat"], "steps": 9}],
-        ["training[0]: text needs its download", "modules"],
+        ["training[0]: text: needs", "modules"],
     ),
     (
         "training",
