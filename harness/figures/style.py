@@ -112,6 +112,7 @@ _REGISTRY: dict[str, tuple[str, str, str]] = {
     "spark_attention_fp16acc": (VERMILLION, "////", "o"),
     "flash_llm_tiled_csl": (VERMILLION, "", "o"),
     "flash_llm_bitmap": (PURPLE, "", "h"),
+    "flash_llm_two_of_four": (BLACK, "", "*"),
     "sat_block_sparse": (VERMILLION, "", "o"),
     "dense": (GREY, "", "s"),
     "dense_map": (GREY, "////", "s"),

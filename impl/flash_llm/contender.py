@@ -43,6 +43,11 @@ class _Bitmap(_Format):
     needs = (8, 0), "fragments of mma.m16n8k16"
 
 
+class _TwoOfFour(_Format):
+    kind = "two_of_four"
+    needs = (8, 0), "sparse Tensor Core products, mma.sp"
+
+
 class _FlashLLM(_Format, Contender):
     """What the formats share."""
 
@@ -108,6 +113,13 @@ class FlashLLMBitmap(_Bitmap, _FlashLLM):
     source = "format and kernel of this project, after SpInfer's idea, EuroSys 2025; impl/flash_llm/README.md"
 
 
+class FlashLLMTwoOfFour(_TwoOfFour, _FlashLLM):
+    name = "flash_llm_two_of_four"
+    label = "Flash-LLM (two of four)"
+    summary = "two values of each four columns as a word, the rest in gathered columns, on sparse Tensor Cores"
+    source = "format and kernel of this project; impl/flash_llm/README.md"
+
+
 class _FlashLLMDecoding(_Format, DecodeContender):
     """A decoding step with SparseLinear; on a CPU by the reference, as emulated kernels would take minutes."""
 
@@ -171,3 +183,18 @@ class DecodingBitmap(_Bitmap, _FlashLLMDecoding):
         kept = 1 - sparsity
         longest = 128 * kept + 2.07 * (128 * kept * sparsity) ** 0.5
         return elements * (16 + 2 * longest + 1) / 128
+
+
+class DecodingTwoOfFour(_TwoOfFour, _FlashLLMDecoding):
+    name = "flash_llm_two_of_four"
+    label = FlashLLMTwoOfFour.label
+    summary = "a decoding step with the pruned matrices in the format two of four"
+    source = FlashLLMTwoOfFour.source
+
+    def stored_bytes(self, elements: int, sparsity: float) -> float:
+        """Of random zeros: a word for each of four columns that are not all zero, flags and metadata, and the third and
+        fourth of them: each a word, and for each 32 columns that have some 192 bytes, a block of 4096 at a time."""
+        kept = 1 - sparsity
+        third, fourth = 4 * kept**3 * sparsity + kept**4, kept**4
+        columns = 32 * (2 - (1 - third * 0.75) ** 32 - (1 - fourth - third * 0.25) ** 32)
+        return elements * (704 + 4096 * (1 - sparsity**4) + 4 * 1024 * (third + fourth) + 6 * (columns + 16)) / 4096

@@ -63,11 +63,12 @@ def test_every_contender_the_project_promises_is_there():
             "naive",
             "flash_llm_tiled_csl",
             "flash_llm_bitmap",
+            "flash_llm_two_of_four",
         },
         "training_step": {
             *("unfused_fp16", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "spark_attention"),
         },
-        "decode_step": {"pytorch_fp16", "flash_llm_tiled_csl", "flash_llm_bitmap"},
+        "decode_step": {"pytorch_fp16", "flash_llm_tiled_csl", "flash_llm_bitmap", "flash_llm_two_of_four"},
         "block_sparse_attention": {
             *("flex_attention", "sdpa_masked", "sdpa_dense_cudnn", "sdpa_dense_flash", "sat_block_sparse"),
             *("copy", "naive"),

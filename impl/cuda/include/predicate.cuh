@@ -46,3 +46,29 @@ __device__ __forceinline__ void multiply_if(unsigned bits, unsigned bit, unsigne
         : "r"(bits), "r"(bit), "r"(x), "r"(y));
 #endif
 }
+
+// For each of four bits of `bits` from FIRST on: the word at `next`, which then moves on by 4 bytes, where it is set;
+// else 0.
+template <int FIRST>
+__device__ __forceinline__ void load_words_if(unsigned (&words)[4], unsigned bits, SharedAddress& next) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = 0;
+#ifdef VOLTABENCH_EMULATED
+    for (int i = 0; i < 4; ++i) {
+        if (bits >> (FIRST + i) & 1) {
+            words[i] = *reinterpret_cast<const unsigned*>(next);
+            next += 4;
+        }
+    }
+#else
+#    define LOAD_NEXT(word, bit)                                                          \
+        "and.b32 both, %5, " bit ";\nsetp.ne.u32 set, both, 0;\n@set ld.shared.b32 " word \
+        ", [%4];\n"                                                                       \
+        "@set add.u32 %4, %4, 4;\n"
+    asm volatile("{\n.reg .pred set;\n.reg .b32 both;\n" LOAD_NEXT("%0", "%6") LOAD_NEXT("%1", "%7")
+                     LOAD_NEXT("%2", "%8") LOAD_NEXT("%3", "%9") "}"
+                 : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3]), "+r"(next)
+                 : "r"(bits), "n"(1u << FIRST), "n"(2u << FIRST), "n"(4u << FIRST), "n"(8u << FIRST));
+#    undef LOAD_NEXT
+#endif
+}

@@ -190,6 +190,18 @@ class SparseMatrix(ABC):
         if (tile := first_true((counts < fewest) | (counts > most))) is not None:
             raise self._fault(tile, f"offsets give it {int(counts[tile])} units, which are {fewest} to {most}")
 
+    def _outside(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Of tiles `first` to `last` (excluded) those that cross the matrix's edge, as indices from `first`, and which
+        of their elements lie outside: bool [tiles, rows, columns]."""
+        (m, k), (rows, columns) = self.shape, self.tile
+        tiles_k = self.grid(m, k)[1]
+        tile = torch.arange(first, last, device=self.device)
+        row, column = tile // tiles_k * rows, tile % tiles_k * columns
+        edge = torch.nonzero((row + rows > m) | (column + columns > k)).squeeze(1)
+        below = row[edge, None] + torch.arange(rows, device=self.device) >= m
+        right = column[edge, None] + torch.arange(columns, device=self.device) >= k
+        return edge, below.unsqueeze(2) | right.unsqueeze(1)
+
     def _fault(self, tile: int, what: str) -> ValueError:
         """The error that `what` is wrong in a tile."""
         row, column = divmod(tile, self.grid(*self.shape)[1])

@@ -79,18 +79,10 @@ class Bitmap(SparseMatrix):
         if (place := first_true(MASK_LINES + longest != counts)) is not None:
             needed = MASK_LINES + int(longest[place])
             raise self._fault(first + place, f"{int(counts[place])} lines, but its bits need {needed}")
-        m, k = self.shape
-        blocks_k = self.grid(m, k)[1]
-        block = torch.arange(first, last, device=self.device)
-        row = block // blocks_k * BLOCK_ROWS
-        column = block % blocks_k * BLOCK_COLS
-        edge = torch.nonzero((row + BLOCK_ROWS > m) | (column + BLOCK_COLS > k)).squeeze(1)
-        inside = (row[edge, None] + torch.arange(BLOCK_ROWS, device=self.device) < m).unsqueeze(2) & (
-            column[edge, None] + torch.arange(BLOCK_COLS, device=self.device) < k
-        ).unsqueeze(1)
-        outside = (stored[edge] & ~_to_lanes(inside)).flatten(1).any(1)
+        edge, outside = self._outside(first, last)
+        outside = (stored[edge] & _to_lanes(outside)).flatten(1).any(1)
         if (place := first_true(outside)) is not None:
-            raise self._fault(int(block[edge[place]]), f"an element lies outside the matrix of shape {self.shape}")
+            raise self._fault(first + int(edge[place]), f"an element lies outside the matrix of shape {self.shape}")
 
 
 def _stored(lines: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:

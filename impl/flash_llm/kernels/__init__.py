@@ -1,27 +1,35 @@
-"""Kernels of Flash-LLM: products by a weight in Tiled-CSL or as a bitmap, the sum of split-K parts, and expansion."""
+"""Kernels of Flash-LLM: products by a weight in each format, the sum of split-K parts, and expansion."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
-from impl.flash_llm.kernels import bitmap, bitmap_sm90, tiled_csl
-from impl.flash_llm.kernels.bitmap_sm90 import SharedPlan
+from impl.flash_llm.kernels import along_k, equal_shares, tiled_csl
+from impl.flash_llm.kernels.equal_shares import SharedPlan
 from impl.flash_llm.kernels.expand import EXPAND
 from impl.flash_llm.kernels.plan import REDUCE, Device, Plan, Problem
+from impl.flash_llm.kernels.warp_blocks import BITMAP, TWO_OF_FOUR
 
 __all__ = ["KERNELS", "Device", "Plan", "Problem", "choose_plan", "has_kernel"]
 
 KERNELS = (
     *tiled_csl.SPMM.values(),
     *tiled_csl.SPMM_SM70.values(),
-    *bitmap.SPMM.values(),
-    *bitmap_sm90.SPMM.values(),
+    *along_k.SPMM.values(),
+    *(kernel for kernels in equal_shares.SPMM.values() for kernel in kernels.values()),
     REDUCE,
     *EXPAND.values(),
 )
 _PLANNERS = {  # by format and the major version of the compute capability that a source is for, newest first
     "tiled_csl": {7: tiled_csl.choose_plan},
-    "bitmap": {9: bitmap_sm90.choose_plan, 8: bitmap.choose_plan},
+    **{
+        blocks.kind: {
+            9: functools.partial(equal_shares.choose_plan, blocks),
+            8: functools.partial(along_k.choose_plan, blocks),
+        }
+        for blocks in (BITMAP, TWO_OF_FOUR)
+    },
 }
 _ONLY = {9}  # sm_90a runs on no other architecture
 

@@ -1,66 +1,18 @@
 // Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W
 // is decoded in registers (bitmap_decode.cuh), which are wgmma's A; X is its B. Written for sm_90a: the copy engine,
-// mbarriers, wgmma.
+// mbarriers, wgmma. equal_shares_sm90a.cuh has the work's shares and the copies; here warps meet at wgmma, four of
+// them.
 //
-// Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next 128 of k. The blocks,
-// as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they end in. A block
-// that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds them in their
-// order, so that the result does not depend on who is last.
-//
-// A warp asks the copy engine for its own blocks of W, STAGES units ahead: `stage_lines` lines of 128 bytes at most,
-// which are adjacent. X's 128 x TILE_N are for all warps; the first one asks for them, X_STAGES - 1 units ahead, for it
-// must know that no warp needs what they overwrite. Warps meet at wgmma, four of them, and there is no barrier in the
-// loop.
-//
-// Shared memory: X_STAGES * 256 * TILE_N + STAGES * WARPS * 128 * stage_lines bytes, Control. Macros: TILE_N, WARPS (4
-// or 8), STAGES, X_STAGES (2 or more), UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
+// Macros, beside that one's: WARPS is 4 or 8; UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "bitmap_decode.cuh"
-#include "bulk_copy.cuh"
-#include "mbarrier.cuh"
-#include "skinny_tile_sm80.cuh"
-#include "tma.cuh"
+#include "equal_shares_sm90a.cuh"
 #include "wgmma.cuh"
 
 namespace {
 
 constexpr int X_ROW_BYTES = TILE_N * 2;
 constexpr int X_PATTERN_BYTES = 8 * X_ROW_BYTES;
-constexpr int X_BYTES = SEGMENT * X_ROW_BYTES;
 constexpr int IN_FLIGHT = UNROLL == 1 ? 0 : 1;  // lines of products: without unrolling all take the same registers
-constexpr int WINDOW = 31;                      // blocks of W, of which a warp's lanes know where they lie
-
-struct Control {
-    unsigned long long w_full[STAGES][WARPS], x_full[X_STAGES], x_empty[X_STAGES];
-    int last[2];  // whether this block is the last of its first and of its last tile's
-};
-
-// Units 0 to `units`, of which each block has an equal share, the first blocks one more.
-struct Shares {
-    int size, rest;
-
-    __device__ Shares(int units, int blocks) : size(units / blocks), rest(units % blocks) {}
-    __device__ int begin(int block) const { return block * size + min(block, rest); }
-    __device__ int owner(int unit) const {
-        const int longer = rest * (size + 1);
-        return unit < longer ? unit / (size + 1) : rest + (unit - longer) / size;
-    }
-};
-
-// A stage of a ring of SIZE, and the parity of its phase there.
-template <int SIZE>
-struct Place {
-    int stage = 0;
-    unsigned parity = 0;
-
-    __device__ void advance() {
-        if (++stage == SIZE) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-using Sums = float[ROW_FRAGMENTS][TILE_N / 2];
 
 // Adds one warp's 32 x 128 of W, in shared memory at `column` of this lane, times the segment of X at `x`.
 __device__ __forceinline__ void multiply(Sums& sum, const unsigned char* column, unsigned long long x, bool active,
@@ -86,174 +38,19 @@ __device__ __forceinline__ void multiply(Sums& sum, const unsigned char* column,
     for (int i = 0; i < ROW_FRAGMENTS; ++i) pin_registers(sum[i]);
 }
 
-// This thread's sums of a part, next to those of the other threads; a block has parts of two tiles at most.
-__device__ __forceinline__ float4* part_of(float* partials, int block, bool second) {
-    const long long index = (static_cast<long long>(blockIdx.y) * gridDim.x + block) * 2 + second;
-    return reinterpret_cast<float4*>(partials + index * (TILE_ROWS * TILE_N)) + threadIdx.x;
-}
-
-// Leaves the sums of a part for the tile's last block.
-__device__ __forceinline__ void leave(const Sums& sum, float4* part) {
-#pragma unroll
-    for (int i = 0; i < TILE_N / 4; ++i) {
-        const float* from = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
-        part[i * THREADS] = make_float4(from[0], from[1], from[2], from[3]);
-    }
-}
-
-// The sums of a tile: those of blocks `first` to `last`, in their order.
-__device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares& shares, int first, int last,
-                                        int tile_begin) {
-#pragma unroll
-    for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
-    for (int block = first; block <= last; ++block) {
-        const float4* const in = part_of(partials, block, shares.begin(block) < tile_begin);
-#pragma unroll
-        for (int i = 0; i < TILE_N / 4; ++i) {
-            const float4 part = in[i * THREADS];
-            float* to = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
-            to[0] += part.x;
-            to[1] += part.y;
-            to[2] += part.z;
-            to[3] += part.w;
-        }
-    }
-}
-
 }  // namespace
 
-// y: fp16 [m, n]. blockIdx.y: which TILE_N columns. partials: fp32 [gridDim.y, gridDim.x, 2, TILE_ROWS * TILE_N], needs
-// no values. counters [gridDim.y, tiles]: 0, and 0 again at the end. x_map: X in tiles of 128 x TILE_N.
+// Arguments: those of multiply_share, `lines` of LINE bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_spmm_sm90a(
     const __grid_constant__ TensorMap x_map, const unsigned char* __restrict__ lines, const int* __restrict__ offsets,
     unsigned short* __restrict__ y, float* partials, int* counters, int m, int n, int segments, int stage_lines) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const int w_bytes = stage_lines * LINE;
     const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    unsigned char* const x_stages = shared_memory;
-    unsigned char* const w_stages = x_stages + X_STAGES * X_BYTES + warp * STAGES * w_bytes;
-    Control& control = *reinterpret_cast<Control*>(x_stages + X_STAGES * X_BYTES + WARPS * STAGES * w_bytes);
-
-    if (threadIdx.x == 0) {
-        tma_prefetch_map(&x_map);
-        for (int stage = 0; stage < STAGES; ++stage)
-            for (int i = 0; i < WARPS; ++i) mbarrier_init(&control.w_full[stage][i], 1);
-        for (int stage = 0; stage < X_STAGES; ++stage) {
-            mbarrier_init(&control.x_full[stage], 1);
-            mbarrier_init(&control.x_empty[stage], WARPS);
-        }
-        fence_mbarrier_init();
-    }
-    __syncthreads();
-
-    const int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
-    const Shares shares(tiles * segments, gridDim.x);
-    const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
-    int tile = begin / segments, segment = begin % segments;
-
-    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
-    int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
-    int window = 0, known = 0, left = 0;  // of the window
-    const auto fetch_w = [&](int stage) {
-        if (left == 0) {
-            left = min(WINDOW, segments - w_segment);
-            known = left;
-            const long long block = static_cast<long long>(w_row) * segments + w_segment;
-            window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
-        }
-        const int from = __shfl_sync(0xffffffffu, window, known - left);
-        const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * LINE;
-        if (lane == 0 && bytes > 0) {
-            unsigned long long* const full = &control.w_full[stage][warp];
-            mbarrier_arrive_expect(full, bytes);
-            bulk_load(w_stages + stage * w_bytes, lines + static_cast<long long>(from) * LINE, bytes, full);
-        }
-        --left;
-        if (++w_segment == segments) {
-            w_segment = 0;
-            w_row += WARPS;
-        }
-    };
-    const auto fetch_x = [&](int stage) {
-        mbarrier_arrive_expect(&control.x_full[stage], X_BYTES);
-        tma_load(x_stages + stage * X_BYTES, &x_map, &control.x_full[stage], blockIdx.y * TILE_N, x_segment * SEGMENT,
-                 0, 0);
-        if (++x_segment == segments) x_segment = 0;
-    };
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < X_STAGES - 1 && i < end - begin; ++i) fetch_x(i);
-    }
-    __syncwarp();
-    for (int i = 0; i < STAGES && i < end - begin; ++i) fetch_w(i);
-
     const Constants constants(gridDim.z);  // 1
-    const unsigned long long x_descriptor = matrix_descriptor<X_ROW_BYTES>(x_stages, X_PATTERN_BYTES, X_PATTERN_BYTES);
-    Place<STAGES> w_place;
-    Place<X_STAGES> x_place;
-    Sums sum = {};
-    for (int unit = begin; unit < end; ++unit) {
-        if (threadIdx.x == 0 && unit + X_STAGES - 1 < end) {
-            const int stage = x_place.stage == 0 ? X_STAGES - 1 : x_place.stage - 1;  // of the unit before this one
-            if (unit > begin) mbarrier_wait(&control.x_empty[stage], x_place.parity ^ (x_place.stage == 0));
-            fetch_x(stage);
-        }
-        __syncwarp();
-        const bool active = (tile * WARPS + warp) * WARP_ROWS < m;
-        if (active) mbarrier_wait(&control.w_full[w_place.stage][warp], w_place.parity);
-        mbarrier_wait(&control.x_full[x_place.stage], x_place.parity);
-        multiply(sum, w_stages + w_place.stage * w_bytes + lane * 4,
-                 advance_descriptor(x_descriptor, x_place.stage * X_BYTES), active, constants);
-        if (lane == 0) mbarrier_arrive(&control.x_empty[x_place.stage]);
-        if (unit + STAGES < end) fetch_w(w_place.stage);
-        w_place.advance();
-        x_place.advance();
-        if (++segment == segments || unit + 1 == end) {
-            const int tile_begin = tile * segments;
-            if (tile_begin >= begin && tile_begin + segments <= end) {
-                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, blockIdx.y * TILE_N,
-                          PairWriter<unsigned short>{y, m, n});
-            } else {
-                leave(sum, part_of(partials, blockIdx.x, begin < tile_begin));
-            }
-#pragma unroll
-            for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
-            segment = 0;
-            ++tile;
-        }
-    }
-
-    // Of the tiles that this block has only a part of, its first and its last one, it finishes those that it comes to
-    // last of all their blocks.
-    __threadfence();
-    __syncthreads();
-    const int ends[2] = {begin / segments, (end - 1) / segments};
-    const auto blocks_of = [&](int of, int& first, int& last) {
-        const int tile_begin = ends[of] * segments;
-        first = shares.owner(tile_begin);
-        last = shares.owner(tile_begin + segments - 1);
-        return first < last && (of == 0 || ends[0] < ends[1]);
-    };
-    if (threadIdx.x < 2) {
-        int first, last;
-        const int of = threadIdx.x;
-        bool is_last = false;
-        if (blocks_of(of, first, last)) {
-            int* const counter = counters + blockIdx.y * tiles + ends[of];
-            is_last = atomicAdd(counter, 1) == last - first;
-            if (is_last) *counter = 0;  // as the next launch wants it
-        }
-        control.last[of] = is_last;
-    }
-    __syncthreads();
-    __threadfence();
-#pragma unroll 1
-    for (int of = 0; of < 2; ++of) {
-        if (!control.last[of]) continue;
-        int first, last;
-        blocks_of(of, first, last);
-        collect(sum, partials, shares, first, last, ends[of] * segments);
-        each_pair(reinterpret_cast<const Accumulators&>(sum), ends[of] * TILE_ROWS, blockIdx.y * TILE_N,
-                  PairWriter<unsigned short>{y, m, n});
-    }
+    const unsigned long long x = matrix_descriptor<X_ROW_BYTES>(shared_memory, X_PATTERN_BYTES, X_PATTERN_BYTES);
+    multiply_share<LINE>(
+        [&](Sums& sum, const unsigned char* w, int stage, bool active) {
+            multiply(sum, w + lane * 4, advance_descriptor(x, stage * X_BYTES), active, constants);
+        },
+        shared_memory, x_map, lines, offsets, y, partials, counters, m, n, segments, stage_lines);
 }

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from impl.cuda.build import Kernel
 from impl.flash_llm.formats import FORMATS
-from impl.flash_llm.formats.bitmap import BLOCK_COLS, LANES
 from impl.flash_llm.formats.tiled_csl import TILE_COLS, TILE_ROWS
+from impl.flash_llm.kernels.warp_blocks import BITMAP, BLOCK_COLS, BLOCK_ROWS, TWO_OF_FOUR, WarpBlocks
 
-_NOMINAL_LINES = 24  # of a bitmap's longest block, at about 80 % zeros: what reports show
-
-_WARPS = {"tiled_csl": 4, "bitmap": 2}
-_TILES_PER_BLOCK = {"tiled_csl": 1, "bitmap": _WARPS["bitmap"]}
-_BLOCK_BYTES = 32 * (2 * BLOCK_COLS + 16)  # of an expanded block of a bitmap, its rows 16 bytes apart
+_WARP_BLOCKS = {blocks.kind: blocks for blocks in (BITMAP, TWO_OF_FOUR)}
+_WARPS = {"tiled_csl": 4, **dict.fromkeys(_WARP_BLOCKS, 2)}
+_EXPANDED_BYTES = BLOCK_ROWS * (2 * BLOCK_COLS + 16)  # of a warp's block, its rows 16 bytes apart
 
 
 def _kernel(kind: str, shared_bytes: int, max_registers: int, min_blocks_per_sm: int, **macros: int) -> Kernel:
@@ -36,13 +34,16 @@ def _kernel(kind: str, shared_bytes: int, max_registers: int, min_blocks_per_sm:
     )
 
 
-def _bitmap_bytes(longest: int) -> int:
-    return _WARPS["bitmap"] * (_BLOCK_BYTES + 4 * LANES * longest)
+def _shared_bytes(blocks: WarpBlocks, longest: int) -> int:
+    return _WARPS[blocks.kind] * (_EXPANDED_BYTES + blocks.piece_bytes * longest)
 
 
 EXPAND = {
     "tiled_csl": _kernel("tiled_csl", 2 * TILE_ROWS * TILE_COLS, max_registers=80, min_blocks_per_sm=5, TILE_N=8),
-    "bitmap": _kernel("bitmap", _bitmap_bytes(_NOMINAL_LINES), max_registers=64, min_blocks_per_sm=4),
+    **{
+        kind: _kernel(kind, _shared_bytes(blocks, blocks.nominal_pieces), max_registers=64, min_blocks_per_sm=4)
+        for kind, blocks in _WARP_BLOCKS.items()
+    },
 }
 
 
@@ -53,10 +54,9 @@ def expand(
     m, k = shape
     dense = torch.empty(m, k, dtype=torch.float16, device=data.device)
     tiles_m, tiles_k = FORMATS[kind].grid(m, k)
-    blocks = -(-tiles_m * tiles_k // _TILES_PER_BLOCK[kind])
-    kernel, sizes = EXPAND[kind], (np.int32(m), np.int32(k))
-    if kind == "bitmap":
-        kernel = dataclasses.replace(kernel, dynamic_shared_bytes=_bitmap_bytes(longest))
-        sizes = (*sizes, np.int32(longest))
-    launch(kernel, (blocks, 1, 1), (data, offsets, dense, *sizes))
+    kernel, grid, sizes = EXPAND[kind], tiles_m * tiles_k, (np.int32(m), np.int32(k))
+    if kind in _WARP_BLOCKS:
+        kernel = dataclasses.replace(kernel, dynamic_shared_bytes=_shared_bytes(_WARP_BLOCKS[kind], longest))
+        grid, sizes = -(-grid // _WARPS[kind]), (*sizes, np.int32(longest))
+    launch(kernel, (grid, 1, 1), (data, offsets, dense, *sizes))
     return dense

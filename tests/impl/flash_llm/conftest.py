@@ -19,7 +19,7 @@ _GUARD_BYTES = 256
 
 def pytest_collection_modifyitems(items):
     """Leaves out an architecture for which a format has no source of its own."""
-    absent = {("tiled_csl", "sm_90a"), ("bitmap", "sm_70")}
+    absent = {("tiled_csl", "sm_90a"), ("bitmap", "sm_70"), ("two_of_four", "sm_70")}
 
     def has_source(item):
         params = item.callspec.params if hasattr(item, "callspec") else {}

@@ -47,9 +47,11 @@ def test_every_value(expanded):
 
 
 @pytest.mark.skipif(emulator.available() is not None, reason=str(emulator.available()))
-def test_only_the_scatter_of_tiled_csl_has_bank_conflicts(kind):
+def test_bank_conflicts(kind):
+    """Of the scatter of Tiled-CSL, and of the format two of four, whose lanes walk down words of their own."""
     weight, counts = kind.from_dense(random_sparse(128, 256, 0.2)), []
     parts = (weight.data, weight.offsets, weight.shape, weight.longest)
     expand(kind.name, *parts, lambda *call: counts.extend(emulator.count(*call)))
     conflicts = {(c.instruction, c.bytes) for c in counts if c.wavefronts > c.ideal_wavefronts}
-    assert conflicts <= {("st.shared", 2)}
+    expected = {"tiled_csl": {("st.shared", 2)}, "two_of_four": {("st.shared", 2), ("ld.shared", 2), ("ld.shared", 4)}}
+    assert conflicts <= expected.get(kind.name, set())

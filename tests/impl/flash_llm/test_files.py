@@ -103,7 +103,7 @@ def test_an_altered_file_is_refused(path, change, metadata, message):
 
 def test_another_format_in_the_same_file_is_refused(kind, path):
     """The arrays of one format under the name of the other."""
-    other = {"tiled_csl": "bitmap", "bitmap": "tiled_csl"}[kind.name]
+    other = "tiled_csl" if kind.name == "bitmap" else "bitmap"
     rewrite(path, format=f"flash_llm.{other}")
     with pytest.raises(ValueError, match="words: it must have"):
         load(path)

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from impl.flash_llm.kernels import Problem, bitmap, bitmap_sm90, choose_plan, tiled_csl
+from impl.flash_llm.kernels import Problem, along_k, choose_plan, equal_shares, tiled_csl
+from impl.flash_llm.kernels.warp_blocks import BITMAP
 from tests.impl.flash_llm.devices import A100, H200, OPT_LAYERS, RTX_3090, V100
 
 LINES = 27  # of the longest block of a bitmap at 80 % zeros
@@ -29,7 +30,7 @@ def test_a_layer_fills_the_machine(kind, m, k, n):
     """At least seven tenths of the block slots are taken, averaged over the waves, at 80 % zeros."""
     chosen = plan(kind, m, n, k)
     if kind.name == "bitmap":
-        resident = bitmap.resident_blocks(chosen.tile_n, chosen.tile_m // 32, LINES, H200)
+        resident = along_k.resident_blocks(BITMAP, chosen.tile_n, chosen.tile_m // 32, LINES, H200)
     else:
         resident = chosen.kernel.min_blocks_per_sm
     slots, blocks = H200.sm_count * resident, m // chosen.tile_m * chosen.split_k
@@ -50,7 +51,7 @@ def test_a_split_can_be_asked_for(kind):
         plan(kind, 128, 8, k, split_k=11)
 
 
-@pytest.mark.parametrize(("name", "needed"), [("tiled_csl", 70), ("bitmap", 80)])
+@pytest.mark.parametrize(("name", "needed"), [("tiled_csl", 70), ("bitmap", 80), ("two_of_four", 80)])
 def test_an_old_gpu_is_refused(name, needed):
     problem, pascal = Problem(128, 8, 256, 1000, LINES), dataclasses.replace(V100, capability=(6, 1))
     with pytest.raises(NotImplementedError, match=f"the {name} kernel needs sm_{needed} or newer; this GPU is sm_61"):
@@ -64,23 +65,23 @@ def test_volta_has_its_own_source():
 @pytest.mark.parametrize(("n", "lines", "warps"), [(8, 50, 8), (16, 50, 8), (16, 54, 4), (32, 27, 8), (64, 40, 4)])
 def test_the_number_of_warps_that_puts_more_on_an_sm(n, lines, warps):
     """228 KiB an SM: at n = 16 and 54 lines one block of 8 warps or three of 4."""
-    assert bitmap.choose_plan(Problem(7168, n, 7168, 7168 * 7168, lines), H200).tile_m == 32 * warps
-    assert bitmap.choose_plan(Problem(128, n, 7168, 128 * 7168, lines), H200).tile_m == 32 * 4
+    assert along_k.choose_plan(BITMAP, Problem(7168, n, 7168, 7168 * 7168, lines), H200).tile_m == 32 * warps
+    assert along_k.choose_plan(BITMAP, Problem(128, n, 7168, 128 * 7168, lines), H200).tile_m == 32 * 4
 
 
 def test_a_dense_weight_takes_a_narrower_tile():
     problem = Problem(128, 64, 256, 128 * 68 * 4, longest=68)
-    assert bitmap.choose_plan(problem, A100).tile_n == 64
-    assert bitmap.choose_plan(problem, RTX_3090).tile_n == 32
+    assert along_k.choose_plan(BITMAP, problem, A100).tile_n == 64
+    assert along_k.choose_plan(BITMAP, problem, RTX_3090).tile_n == 32
 
 
 @pytest.mark.parametrize(
     ("n", "lines", "per_sm"), [(8, 27, 2), (16, 50, 2), (16, 60, 1), (32, 50, 3), (64, 27, 3), (64, 50, 2)]
 )
 def test_hopper_holds_as_many_blocks_as_fit(n, lines, per_sm):
-    chosen = bitmap_sm90.choose_plan(Problem(28672, n, 7168, 0, lines), H200)
+    chosen = equal_shares.choose_plan(BITMAP, Problem(28672, n, 7168, 0, lines), H200)
     assert chosen.blocks == 132 * per_sm
-    few = bitmap_sm90.choose_plan(Problem(300, n, 1000, 0, lines), H200)
+    few = equal_shares.choose_plan(BITMAP, Problem(300, n, 1000, 0, lines), H200)
     assert (few.blocks, few.split_k) == (-(-300 // few.tile_m) * 8, 8)
 
 

@@ -7,7 +7,8 @@ import torch
 
 from impl.cuda import emulator
 from impl.flash_llm.formats import Bitmap, TiledCSL
-from impl.flash_llm.kernels import Problem, bitmap, tiled_csl
+from impl.flash_llm.kernels import Problem, along_k, tiled_csl
+from impl.flash_llm.kernels.warp_blocks import BITMAP
 from tests.impl.flash_llm.devices import A100, H200
 from tests.impl.flash_llm.matrices import random_sparse
 
@@ -38,7 +39,7 @@ def test_only_the_scatter_of_tiled_csl_has_bank_conflicts(n):
 def test_no_bank_conflicts_and_few_reads_of_a_bitmap(n, device):
     """No access of shared memory conflicts, and a warp reads at most one word per pair of elements and its bits."""
     weight, x = Bitmap.from_dense(random_sparse(32, 512, 0.2)), torch.randn(512, n).half()
-    plan = bitmap.choose_plan(Problem(1024, n, 512, weight.nbytes, weight.longest), device, split_k=1)
+    plan = along_k.choose_plan(BITMAP, Problem(1024, n, 512, weight.nbytes, weight.longest), device, split_k=1)
     shared = shared_accesses(plan, weight, x)
     assert all(count.wavefronts == count.ideal_wavefronts for count in shared)
     reads = sum(count.wavefronts for count in shared if count.instruction == "ld.shared")

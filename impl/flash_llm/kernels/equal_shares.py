@@ -1,4 +1,4 @@
-"""Planning the bitmap product of sm_90a: its specialisations, what fits on an SM, and the blocks' equal shares."""
+"""Planning the sm_90a products: what fits on an SM, and the equal shares of the blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,50 +13,49 @@ from torch import Tensor
 
 from impl.cuda.build import Kernel
 from impl.cuda.tensor_map import TensorMap, loadable
-from impl.flash_llm.formats.bitmap import BLOCK_COLS, BLOCK_ROWS, LANES, Bitmap
 from impl.flash_llm.kernels.plan import Device, Problem, aligned_rows, check_split_k
+from impl.flash_llm.kernels.warp_blocks import (
+    BITMAP,
+    BLOCK_COLS,
+    BLOCK_OVERHEAD,
+    BLOCK_ROWS,
+    REGISTERS,
+    TWO_OF_FOUR,
+    WarpBlocks,
+)
 
 _STAGES = 2
 _X_STAGES = 2
-_BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block
-_NOMINAL_LINES = 27  # of the longest block, about 80 % zeros: what KERNELS and their reports show
 
 
-def _shared_bytes(tile_n: int, warps: int, stage_lines: int) -> int:
-    w_bytes = _STAGES * warps * stage_lines * 4 * LANES
+def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, stage_pieces: int) -> int:
+    w_bytes = _STAGES * warps * stage_pieces * blocks.piece_bytes
     barriers = 8 * (_STAGES * warps + 2 * _X_STAGES + 1)
     return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + barriers
 
 
-def _spmm_kernel(tile_n: int, warps: int, unroll: int, blocks_per_sm: int) -> Kernel:
-    macros = {
-        "TILE_N": tile_n,
-        "WARPS": warps,
-        "STAGES": _STAGES,
-        "X_STAGES": _X_STAGES,
-        "UNROLL": unroll,
-        "MIN_BLOCKS_PER_SM": blocks_per_sm,
-    }
-    return Kernel(
-        name=f"flash_llm_bitmap_sm90a_n{tile_n}",
-        file=Path(__file__).parent / "bitmap_sm90a.cu",
-        entry="bitmap_spmm_sm90a",
-        arch="sm_90a",
-        macros=tuple(macros.items()),
-        threads=32 * warps,
-        dynamic_shared_bytes=_shared_bytes(tile_n, warps, _NOMINAL_LINES),
-        max_registers=65536 // (32 * warps * blocks_per_sm) // 8 * 8,
-        min_blocks_per_sm=blocks_per_sm,
-    )
+def _kernel(blocks: WarpBlocks, tile_n: int, warps: int, per_sm: int, **macros: int) -> Kernel:
+    shared_bytes = _shared_bytes(blocks, tile_n, warps, blocks.nominal_pieces)
+    registers = REGISTERS // (32 * warps * per_sm) // 8 * 8
+    macros |= {"STAGES": _STAGES, "X_STAGES": _X_STAGES}
+    return blocks.kernel("sm_90a", tile_n, warps, shared_bytes, registers, per_sm, **macros)
 
 
-# By the width of the tile. The wider ones need more registers for each thread: fewer warps, and in smaller blocks, of
-# which more fit when W is dense.
+# By format and the width of the tile. The wider ones need more registers for each thread: fewer warps, and in smaller
+# blocks, of which more fit when W is dense.
 SPMM = {
-    8: _spmm_kernel(8, warps=8, unroll=2, blocks_per_sm=2),
-    16: _spmm_kernel(16, warps=8, unroll=2, blocks_per_sm=2),
-    32: _spmm_kernel(32, warps=4, unroll=2, blocks_per_sm=3),
-    64: _spmm_kernel(64, warps=4, unroll=1, blocks_per_sm=3),
+    BITMAP: {
+        8: _kernel(BITMAP, 8, warps=8, per_sm=2, UNROLL=2),
+        16: _kernel(BITMAP, 16, warps=8, per_sm=2, UNROLL=2),
+        32: _kernel(BITMAP, 32, warps=4, per_sm=3, UNROLL=2),
+        64: _kernel(BITMAP, 64, warps=4, per_sm=3, UNROLL=1),
+    },
+    TWO_OF_FOUR: {
+        8: _kernel(TWO_OF_FOUR, 8, warps=8, per_sm=2),
+        16: _kernel(TWO_OF_FOUR, 16, warps=8, per_sm=2),
+        32: _kernel(TWO_OF_FOUR, 32, warps=4, per_sm=4),
+        64: _kernel(TWO_OF_FOUR, 64, warps=4, per_sm=3),
+    },
 }
 
 
@@ -70,7 +68,7 @@ class SharedPlan:
     tile_n: int
     blocks: int
     split_k: int  # blocks to a tile, rounded up
-    stage_lines: int
+    stage_pieces: int
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -86,31 +84,31 @@ class SharedPlan:
         if not loadable(x[None, None]):
             x = aligned_rows(x)
         x_map = TensorMap(x[None, None], BLOCK_COLS, self.tile_n)
-        sizes = map(np.int32, (m, n, Bitmap.grid(m, k)[1], self.stage_lines))
+        sizes = map(np.int32, (m, n, -(-k // BLOCK_COLS), self.stage_pieces))
         arguments = (x_map, data, offsets, y, partials, _counters(x.device, tiles * tiles_n), *sizes)
         launch(self.kernel, (self.blocks, tiles_n, 1), arguments)
         return y
 
 
 @functools.cache
-def choose_plan(problem: Problem, device: Device, split_k: int | None = None) -> SharedPlan:
+def choose_plan(blocks: WarpBlocks, problem: Problem, device: Device, split_k: int | None = None) -> SharedPlan:
     """The plan of a product on `device`.
 
     The narrowest tile that holds n, or the widest, and as many blocks as the GPU holds at once. `split_k` overrides
     that: so many blocks for each tile, 1 to the number of segments in k. Raises ValueError beyond that.
     """
-    tile_n = next((width for width in SPMM if width >= problem.n), max(SPMM))
-    kernel = SPMM[tile_n]
+    tile_n = next((width for width in SPMM[blocks] if width >= problem.n), max(SPMM[blocks]))
+    kernel = SPMM[blocks][tile_n]
     warps = kernel.threads // 32
-    shared_bytes = _shared_bytes(tile_n, warps, problem.longest)
+    shared_bytes = _shared_bytes(blocks, tile_n, warps, problem.longest)
     tile_m = BLOCK_ROWS * warps
     tiles = -(-problem.m // tile_m)
-    segments = Bitmap.grid(problem.m, problem.k)[1]
+    segments = -(-problem.k // BLOCK_COLS)
     check_split_k(split_k, segments, problem.k)
-    resident = min(kernel.min_blocks_per_sm, device.shared_bytes_per_sm // (shared_bytes + _BLOCK_OVERHEAD))
+    resident = min(kernel.min_blocks_per_sm, device.shared_bytes_per_sm // (shared_bytes + BLOCK_OVERHEAD))
     kernel = dataclasses.replace(kernel, dynamic_shared_bytes=shared_bytes)
-    blocks = tiles * split_k if split_k else min(tiles * segments, device.sm_count * resident)
-    return SharedPlan(kernel, tile_m, tile_n, blocks, -(-blocks // tiles), problem.longest)
+    sharing = tiles * split_k if split_k else min(tiles * segments, device.sm_count * resident)
+    return SharedPlan(kernel, tile_m, tile_n, sharing, -(-sharing // tiles), problem.longest)
 
 
 def _counters(device: torch.device, tiles: int) -> Tensor:

@@ -1,0 +1,257 @@
+"""Two of four: a compressed weight whose words are the A registers of mma.sp, products of a 2:4 sparse A.
+
+W [m, k] is cut into blocks of 32 rows x 128 columns, numbered row by row. Of each group of four columns in a row the
+first two non-zeros stay in place. The others move to *gathered* columns: copies of columns of the block, 32 to a step,
+in which again a row has at most two of each four. A group with a non-zero is one 32-bit word, its two values, the left
+one low; an empty group is nothing. A block is the share of one warp, each of whose 32 lanes has the groups that two
+16-row fragments of mma.sp.m16n8k32 want of it, step after step: four steps of the block's own columns, then the
+gathered ones. In 32-bit words, a block is
+
+  32       flags: bit step * 8 + fragment * 4 + register of a lane says whether it has a word there;
+  16       starts: of each lane 16 bits, where its words begin in the block; from bit 13 on how many steps are gathered;
+  32 * 4   metadata of the own steps as mma.sp wants it: lane by lane, step by step;
+  32 + 16  for each gathered step: its metadata; of each lane 16 bits, its flags, and from bit 8 on which column of the
+           block the step's column with the lane's number is;
+  the words of the lanes, lane after lane; zeros up to a unit of 16 bytes.
+
+`offsets` says at which unit each block begins and the last one ends.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from impl.flash_llm.formats.base import SparseMatrix, first_true
+
+BLOCK_ROWS = 32
+BLOCK_COLS = 128
+STEP_COLS = 32
+LANES = 32
+UNIT_WORDS = 4
+GATHERED_STEPS = 4  # at most: 64 columns at first; of each 32 gathered ones at most 16 have to be gathered again
+
+_OWN_STEPS = BLOCK_COLS // STEP_COLS
+_REGISTERS = 8  # of a lane in a step
+_OWN_WORDS = LANES + LANES // 2 + LANES * _OWN_STEPS  # before the gathered steps
+_GATHERED_WORDS = LANES + LANES // 2
+_STEPS_SHIFT = 13  # of the number of gathered steps, beside a start
+
+# Axes of the groups, [fragment, row half, row, step, column half, column], as lanes have them: [lane, step, register]
+# and, of the metadata, [lane, step, nibble]: impl/cuda/include/mma_sp_sm80.cuh.
+_REGISTERS_OF_GROUPS = (2, 5, 3, 0, 4, 1)
+_NIBBLES_OF_GROUPS = (2, 0, 4, 3, 1, 5)
+
+# The places of a group's two stored elements, by the bits of its non-zeros: the first two of them; where there is one
+# or none, a zero beside it.
+_PLACES = [(0, 1), (0, 1), (1, 2), (0, 1), (2, 3), (0, 2), (1, 2), (0, 1),
+           (2, 3), (0, 3), (1, 3), (0, 1), (2, 3), (0, 2), (1, 2), (0, 1)]  # fmt: skip
+
+
+class TwoOfFour(SparseMatrix):
+    """A sparse fp16 matrix in the format two of four. data: units, int32 [units, 4]; offsets in units of 16 bytes."""
+
+    name = "two_of_four"
+    tile = (BLOCK_ROWS, BLOCK_COLS)
+    words = UNIT_WORDS
+    units_of_tile = (_OWN_WORDS // UNIT_WORDS, (_OWN_WORDS + GATHERED_STEPS * _GATHERED_WORDS + 2048) // UNIT_WORDS)
+
+    @classmethod
+    def expand(cls, data: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
+        begin = offsets[first:last].long() * UNIT_WORDS
+        flags, starts, nibbles, columns = _read(data.view(-1), begin)
+        words = torch.zeros(flags.shape, dtype=torch.int32, device=data.device)
+        words[flags] = data.view(-1)[_addresses(flags, begin.unsqueeze(1) + starts)]
+        words = _to_groups(words, _REGISTERS_OF_GROUPS)
+        places = _to_groups(nibbles, _NIBBLES_OF_GROUPS).unsqueeze(3)
+        places = torch.cat([places & 3, places >> 2], 3).long()
+        fours = torch.zeros(*words.shape, 4, dtype=torch.int16, device=data.device)
+        fours.scatter_(3, places, words.unsqueeze(3).view(torch.int16))  # as integers: NaN keep their bits
+        own, gathered = fours.flatten(2).split([BLOCK_COLS, fours.shape[2] * 4 - BLOCK_COLS], 2)
+        block, row, place = gathered.nonzero().unbind(1)
+        own[block, row, columns[block, place]] = gathered[block, row, place]
+        return own.contiguous().view(torch.float16)
+
+    @classmethod
+    def _encode(cls, tiles: Tensor) -> tuple[Tensor, Tensor]:
+        values = tiles.contiguous().view(torch.int16)
+        values, columns, steps = _gather(torch.where(tiles == 0, 0, values))  # without -0.0
+        words, nibbles = _groups(values)
+        words = _to_lanes(words, _REGISTERS_OF_GROUPS)
+        metadata = _pack(_to_lanes(nibbles, _NIBBLES_OF_GROUPS).unflatten(2, (-1, 8)), 4)
+        flags = words != 0
+        bits = _pack(flags.unflatten(2, (-1, _REGISTERS)), 1)
+
+        starts, ends = _starts(flags, steps)
+        counts = -(-ends // UNIT_WORDS)
+        begin = (counts.cumsum(0) - counts) * UNIT_WORDS
+        data = torch.zeros(int(counts.sum()) * UNIT_WORDS, dtype=torch.int32, device=tiles.device)
+        own_bits, own_metadata = _pack(bits[:, :, :_OWN_STEPS], 8), metadata[:, :, :_OWN_STEPS].flatten(1)
+        heads = torch.cat([own_bits, _halves(starts | steps.unsqueeze(1) << _STEPS_SHIFT), own_metadata], 1)
+        data[begin.unsqueeze(1) + torch.arange(_OWN_WORDS, device=data.device)] = heads
+        for step in range(bits.shape[2] - _OWN_STEPS):
+            block = (steps > step).nonzero().squeeze(1)
+            lanes = bits[block, :, _OWN_STEPS + step] | columns[block, step * STEP_COLS : (step + 1) * STEP_COLS] << 8
+            data[_gathered_words(begin[block], step)] = torch.cat(
+                [metadata[block, :, _OWN_STEPS + step], _halves(lanes)], 1
+            )
+        data[_addresses(flags, begin.unsqueeze(1) + starts)] = words[flags]
+        return data.view(-1, UNIT_WORDS), counts
+
+    def _check_tiles(self, first: int, last: int) -> None:
+        """Every block can be read, lies in the matrix, and is what a conversion makes of it."""
+        data, begin = self.data.view(-1), self.offsets[first:last].long() * UNIT_WORDS
+        have = self.offsets[first : last + 1].diff()
+
+        def refuse(wrong: Tensor, what: str) -> None:
+            if (place := first_true(wrong)) is not None:
+                if place > 0:
+                    self._check_tiles(first, first + place)  # what is wrong with an earlier one comes first
+                raise self._fault(first + place, what)
+
+        halves = torch.arange(LANES, LANES + LANES // 2, device=self.device)
+        steps = _halves_of(data[begin.unsqueeze(1) + halves]) >> _STEPS_SHIFT
+        most = steps.amax(1)
+        long = _OWN_WORDS + _GATHERED_WORDS * most > have * UNIT_WORDS
+        refuse((most > GATHERED_STEPS) | long, "more gathered steps than it can have")
+        flags, starts, _, columns = _read(data, begin)
+        expected, ends = _starts(flags, steps[:, 0])
+        refuse(-(-ends // UNIT_WORDS) != have, f"its flags need another number of units of {UNIT_WORDS} words")
+        refuse((starts != expected).any(1), "its lanes' words begin elsewhere than its flags say")
+        refuse((columns >= BLOCK_COLS).any(1), f"it gathers a column beyond its {BLOCK_COLS}")
+        tiles = self.expand(self.data, self.offsets, first, last)
+        edge, outside = self._outside(first, last)
+        wrong = torch.zeros_like(have, dtype=torch.bool)
+        wrong[edge] = ((tiles[edge] != 0) & outside).flatten(1).any(1)
+        refuse(wrong, f"an element lies outside the matrix of shape {self.shape}")
+        again, counts = self._encode(tiles)
+        refuse(counts != have, "it is not what a conversion makes of its elements")
+        different = (again != self.data[self.offsets[first] : self.offsets[last]]).any(1).nonzero().squeeze(1)
+        wrong[torch.searchsorted(self.offsets[first:last], different + self.offsets[first], right=True) - 1] = True
+        refuse(wrong, "it is not what a conversion makes of its elements")
+
+
+def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows whose groups have two non-zeros at most, as their last columns are copies of the first ones.
+
+    values: int16 [blocks, 32, 128], bits of float16 without -0.0. Gives int16 [blocks, 32, 128 + 32 * most steps], of
+    each gathered column which one it is, int64 [blocks, 32 * most steps], and int64 [blocks] gathered steps.
+    """
+    rest = _third_and_fourth(values)
+    own = values.masked_fill(rest, 0)
+    gathered = torch.zeros(len(values), BLOCK_ROWS, GATHERED_STEPS * STEP_COLS, dtype=torch.int16, device=values.device)
+    columns = torch.zeros_like(gathered[:, 0], dtype=torch.int64)
+    used = columns.new_zeros(len(values), 1)
+    block, row, column = rest.nonzero().unbind(1)
+    moved = values[block, row, column]
+    while len(block):
+        needed = torch.zeros(len(values), BLOCK_COLS, dtype=torch.bool, device=values.device)
+        needed[block, column] = True
+        order = used + needed.cumsum(1) - 1
+        used += needed.sum(1, keepdim=True)
+        place = order // STEP_COLS * STEP_COLS + order % 8 * 4 + order % STEP_COLS // 8  # neighbours in other groups
+        of, which = needed.nonzero().unbind(1)
+        columns[of, place[of, which]] = which
+        there = place[block, column]
+        gathered[block, row, there] = moved
+        rest = _third_and_fourth(gathered)
+        gathered.masked_fill_(rest, 0)
+        left = rest[block, row, there]
+        block, row, column, moved = (each[left] for each in (block, row, column, moved))
+    steps = -(-used.squeeze(1) // STEP_COLS)
+    return torch.cat([own, gathered[:, :, : int(steps.max()) * STEP_COLS]], 2), columns, steps
+
+
+def _third_and_fourth(values: Tensor) -> Tensor:
+    """Which elements of a row [..., columns] are the third or fourth non-zero of their group."""
+    a, b, c, d = (values != 0).unflatten(-1, (-1, 4)).unbind(-1)
+    both = a & b
+    return torch.stack([torch.zeros_like(a), torch.zeros_like(a), both & c, (both | (a | b) & c) & d], -1).flatten(-2)
+
+
+def _groups(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Words and metadata of the groups of rows [blocks, 32, columns]: int32 [blocks, 32, columns / 4] both."""
+    fours = values.unflatten(2, (-1, 4))
+    pattern = _pack(fours != 0, 1)
+    places = torch.tensor(_PLACES, device=values.device).index_select(0, pattern.flatten()).view(*pattern.shape, 2)
+    return fours.gather(3, places).view(torch.int32).squeeze(3), _pack(places, 2)
+
+
+def _starts(flags: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the words of each lane begin in their block, and the block's end: int64 [blocks, 32] and [blocks]."""
+    counts = flags.sum(2)
+    ends = counts.cumsum(1) + (_OWN_WORDS + _GATHERED_WORDS * steps).unsqueeze(1)
+    return ends - counts, ends[:, -1]
+
+
+def _addresses(flags: Tensor, starts: Tensor) -> Tensor:
+    """Of the words that lanes have by `flags`, in their order; starts: int64 [blocks, 32], among all words."""
+    return (starts.unsqueeze(2) + flags.cumsum(2) - 1)[flags]
+
+
+def _read(data: Tensor, begin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Blocks that begin at the words `begin`: flags, starts in the block, metadata by nibbles, and gathered columns.
+
+    bool [blocks, 32 lanes, registers], int64 [blocks, 32], int32 [blocks, 32 lanes, nibbles], int64 [blocks, 32 steps],
+    with as many steps as the block with the most has.
+    """
+    heads = data[begin.unsqueeze(1) + torch.arange(_OWN_WORDS, device=data.device)]
+    bits, halves, metadata = heads.split([LANES, LANES // 2, LANES * _OWN_STEPS], 1)
+    bits, starts, metadata = (
+        _unpack(bits.unsqueeze(2), 1),
+        _halves_of(halves),
+        _unpack(metadata.unflatten(1, (LANES, -1)), 4),
+    )
+    steps = starts[:, 0] >> _STEPS_SHIFT
+    columns = [steps.new_empty(len(begin), 0)]
+    for step in range(int(steps.max())):
+        there = (steps > step).unsqueeze(1)
+        more, halves = torch.where(there, data[_gathered_words(begin, step) * there], 0).split([LANES, LANES // 2], 1)
+        halves = _halves_of(halves)
+        bits = torch.cat([bits, _unpack(halves.unsqueeze(2), 1)[:, :, :_REGISTERS]], 2)
+        metadata = torch.cat([metadata, _unpack(more.unsqueeze(2), 4)], 2)
+        columns.append(halves >> 8)
+    return bits.bool(), starts & (1 << _STEPS_SHIFT) - 1, metadata, torch.cat(columns, 1)
+
+
+def _gathered_words(begin: Tensor, step: int) -> Tensor:
+    """Where the words of a gathered step are, in blocks that begin at `begin`: int64 [blocks, 48]."""
+    first = _OWN_WORDS + _GATHERED_WORDS * step
+    return begin.unsqueeze(1) + torch.arange(first, first + _GATHERED_WORDS, device=begin.device)
+
+
+def _pack(fields: Tensor, bits: int) -> Tensor:
+    """Fields [..., n] of so many bits as an int32, the first lowest: [...]."""
+    shifts = torch.arange(0, bits * fields.shape[-1], bits, device=fields.device, dtype=torch.int32)
+    return (fields.int() << shifts).sum(-1, dtype=torch.int32)
+
+
+def _unpack(words: Tensor, bits: int) -> Tensor:
+    """The fields of so many bits of [..., n] words of 32 bits: int32 [..., n * 32 / bits]."""
+    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
+    return (words.int().unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def _halves(values: Tensor) -> Tensor:
+    return _pack(values.unflatten(1, (-1, 2)), 16)
+
+
+def _halves_of(words: Tensor) -> Tensor:
+    return _unpack(words, 16).long()
+
+
+def _to_lanes(groups: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Groups [blocks, 32 rows, steps * 8] as those of each lane: [blocks, 32 lanes, steps * 8]."""
+    split = groups.view(len(groups), *_group_axes(groups.shape[2]))
+    return split.permute(0, *(axis + 1 for axis in order)).reshape(len(groups), LANES, -1)
+
+
+def _to_groups(lanes: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The inverse of `_to_lanes`."""
+    axes = _group_axes(lanes.shape[2])
+    split = lanes.view(len(lanes), *(axes[axis] for axis in order))
+    return split.permute(0, *(order.index(axis) + 1 for axis in range(6))).reshape(len(lanes), BLOCK_ROWS, -1)
+
+
+def _group_axes(count: int) -> tuple[int, ...]:
+    return 2, 2, 8, count // _REGISTERS, 2, 4
