@@ -21,7 +21,7 @@ from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
 from harness.paths import ROOT
 from harness.strict import StrictModel
 from impl.sparse_training.labels import LABELS
-from impl.sparse_training.recipes import RECIPES
+from impl.sparse_training.recipes import RECIPES, refusal
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
@@ -244,6 +244,8 @@ def _check(config: Config) -> None:
         _known(f"training[{index}].task", "task", training.task, RECIPES)
         for method in training.methods:
             _known(f"training[{index}].methods", "method", method, LABELS)
+        if reason := refusal(training.task, training.batch, training.samples):
+            raise ConfigError(f"training[{index}]: {training.task}: {reason}")
     runs = sum(len(training.methods) * len(training.seeds) for training in config.training)
     if runs != len(config.trainings):
         raise ConfigError("training: a task, method and seed are there twice; remove one")

@@ -62,7 +62,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     another run; MachineError for a loss that is NaN.
     """
     from impl.sparse_training.labels import LABELS
-    from impl.sparse_training.recipes import RECIPES, load
+    from impl.sparse_training.recipes import RECIPES, load, split_sizes
     from impl.sparse_training.train import deterministic
 
     for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, LABELS)):
@@ -72,9 +72,8 @@ def train(run: TrainingRun, results: Path) -> Path:
     changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
     recipe = dataclasses.replace(RECIPES[run.task], **changes)
     recipe = dataclasses.replace(recipe, warmup_steps=min(recipe.warmup_steps, recipe.steps // 3))
-    held_out = max(1, run.samples // 50)
     try:
-        data = load(run.task, run.data, CACHE, (run.samples - 2 * held_out, held_out, held_out))
+        data = load(run.task, run.data, CACHE, split_sizes(run.samples))
         trainer = _trainer(run, recipe, data, device)
     except (ValueError, ImportError, OSError) as error:
         raise ConfigError(f"task {run.task}: {error}") from None

@@ -16,9 +16,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LOCKS = {
-    "cpu": ["workflow", "dev", "cpu"],
-    "cuda12": ["workflow", "dev", "cuda12"],
-    "cuda13": ["workflow", "dev", "cuda13"],
+    "cpu": ["workflow", "dev", "tasks", "cpu"],
+    "cuda12": ["workflow", "dev", "tasks", "cuda12"],
+    "cuda13": ["workflow", "dev", "tasks", "cuda13"],
     "node-workflow": ["workflow"],
 }
 HEADER = "# Made by `make lock` from pyproject.toml (extras: {}). Do not edit.\n"

@@ -60,6 +60,25 @@ class Data:
     source: str  # "generated", "user's files" or "stand-in"
 
 
+def split_sizes(samples: int) -> tuple[int, int, int]:
+    """Of train, dev and test, 2 % each for the last two."""
+    held_out = max(1, samples // 50)
+    return samples - 2 * held_out, held_out, held_out
+
+
+def refusal(task: str, batch: int | None, samples: int) -> str | None:
+    """Why `task` cannot be trained without a user's files on that many generated samples, or None.
+
+    How many samples a stand-in has only `load` tells.
+    """
+    if task in DOWNLOADS:
+        return f"needs its download (--data FOLDER); the stand-in without one is {DOWNLOADS[task]}"
+    batch, train = batch or RECIPES[task].batch, split_sizes(samples)[0]
+    if task in _GENERATED and batch > train:
+        return f"a batch of {batch} is more than the {train} training samples"
+    return None
+
+
 def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)) -> Data:
     """The samples of `task`. folder: a user's download, which image, text and retrieval need and no stand-in takes.
 
@@ -75,11 +94,11 @@ def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int
         held_out = len(whole) // 10
         return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), "stand-in")
     if folder is None:
-        stand_in = {"image": "digits", "text": "modules", "retrieval": "module_pairs"}[task]
-        raise ValueError(f"needs its download (--data FOLDER); the stand-in without one is {stand_in}")
+        raise ValueError(refusal(task, None, sum(sizes)))
     return _of_user(task, folder)
 
 
+DOWNLOADS = {"image": "digits", "text": "modules", "retrieval": "module_pairs"}  # and their stand-ins
 _GENERATED: dict[str, Callable[[int, int], Split]] = {"listops": listops.generate, "pathfinder": pathfinder.generate}
 _STAND_INS: dict[str, Callable[[], Split]] = {
     "digits": images.digits,

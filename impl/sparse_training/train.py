@@ -272,9 +272,11 @@ class Trainer:
 
 
 def _monitor(method: Method, recipe: Recipe) -> TransitionMonitor:
+    """Without maps for a method that never looks at one."""
+    size = recipe.seqlen if method.transition or method.monitor_on_cpu else 0
     if method.transition == "spion":
-        return TransitionMonitor(recipe.layers, recipe.seqlen, min_skewness=-math.inf, max_change=SPION_CHANGE)
-    return TransitionMonitor(recipe.layers, recipe.seqlen)
+        return TransitionMonitor(recipe.layers, size, min_skewness=-math.inf, max_change=SPION_CHANGE)
+    return TransitionMonitor(recipe.layers, size)
 
 
 def _rank() -> tuple[int, int]:

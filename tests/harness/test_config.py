@@ -65,6 +65,21 @@ MISTAKES = [
     ("training", [{"task": "listops", "methods": ["sat"], "steps": 5}], ["training[0].steps:", "6"]),
     ("training", [{"task": "listops", "methods": ["sat"], "steps": 9, "seeds": [-1]}], ["training[0].seeds[0]:", "0"]),
     ("training", 2 * [{"task": "listops", "methods": ["sat"], "steps": 9}], ["training:", "twice"]),
+    (
+        "training",
+        [{"task": "text", "methods": ["sat"], "steps": 9}],
+        ["training[0]: text: needs", "modules"],
+    ),
+    (
+        "training",
+        [{"task": "listops", "methods": ["sat"], "steps": 9, "samples": 150, "batch": 145}],
+        ["training[0]: listops: a batch of 145 is more than the 144 training samples"],
+    ),
+    (
+        "training",
+        [{"task": "listops", "methods": ["sat"], "steps": 9, "samples": 133}],
+        ["training[0].samples:", "150"],
+    ),
     ("experiments.attention.op", "atention", ["experiments.attention.op", "unknown op 'atention'", "attention, "]),
     ("experiments.attention.baseline", "cublas", ["unknown contender", "'cublas'", "unfused_fp16"]),
     ("experiments.attention.baseline", "nope", ["experiments.attention.baseline", "'nope'"]),

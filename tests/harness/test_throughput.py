@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+import json
+
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +29,7 @@ ESTIMATE = Estimate(
     clocks=400.0,
     binding="latency",
     waits="stall",
+    ends_clocks=800.0,
     bound_tflops=120.0,
     model_tflops=60.0,
 )
@@ -40,9 +42,10 @@ def modelled(monkeypatch):
     monkeypatch.setattr(throughput, "estimate", lambda *_: ESTIMATE)
 
 
-def record(tflops, **changes):
+def record(tflops, seqlen=4096, **changes):
     case = {"op": "attention", "direction": "forward", "dtype": "float16", "head_dim": 64, "causal": False}
-    case |= {"seqlen_k": 4096, "n": None, "sparsity": None}
+    case |= {"seqlen_q": seqlen, "seqlen_k": seqlen, "batch": 16384 // seqlen, "num_heads": 32, "num_heads_kv": 32}
+    case |= {"n": None, "sparsity": None, "sm_clock_mhz": None}
     ran = {"contender": "spark_attention", "status": "ok", "backend": "kernel", "kernel_arch": "sm_80"}
     return {**case, **ran, "built_arch": "sm_90a", "device_name": "NVIDIA H200", "tflops": tflops, **changes}
 
@@ -58,20 +61,30 @@ def test_a_row_for_each_kernel(modelled):
         assert (row.gpu, row.built_arch) == (("V100", "sm_70") if row.source_arch == "sm_70" else ("H200", "sm_90a"))
         assert (row.clocks_tensor, row.clocks_l2, row.clocks_alu) == (200, 50, 0)
         assert (row.model_tflops, row.measured_tflops, row.error, row.reason) == (60, None, None, None)
+        assert (row.launch_tflops is None) == (row.op == "spmm")
 
 
-def test_the_error_is_against_the_mean_of_the_records(modelled):
-    row = row_of([record(40.0), record(90.0)])
+def test_the_error_of_a_loop_is_against_the_mean_of_the_records(modelled):
+    spmm = {"op": "spmm", "contender": "flash_llm_tiled_csl", "n": 16, "sparsity": 0.6}
+    row = row_of([record(40.0, **spmm), record(90.0, **spmm)], "flash_llm_tiled_csl_n16")
     assert (row.measured_tflops, row.measured_cases) == (pytest.approx(60), 2)
     assert row.error == pytest.approx(0)
-    assert row_of([record(50.0)]).error == pytest.approx(0.2)
+    assert row.errors is None
+
+
+def test_the_error_of_launches_is_by_length_and_at_the_clock_of_each_record(modelled):
+    launches = {int(s): tflops for s, tflops in json.loads(row_of([record(1.0)]).launch_tflops).items()}
+    assert launches[1024] < launches[4096] < launches[16384]
+    slower = {"sm_clock_mhz": 960.0}  # half of what is assumed
+    row = row_of([record(launches[1024], 1024), record(launches[4096] / 4, 4096, **slower)])
+    assert json.loads(row.errors) == {"1024": pytest.approx(0, abs=2e-3), "4096": pytest.approx(1, abs=2e-3)}
+    assert row.error == pytest.approx(2**0.5 - 1, abs=2e-3)
 
 
 @pytest.mark.parametrize(
     "other",
     [
         {"causal": True},
-        {"seqlen_k": 2048},
         {"dtype": "bfloat16"},
         {"kernel_arch": "sm_90a"},
         {"built_arch": "sm_80"},
@@ -90,7 +103,7 @@ def test_records_of_something_else_are_not_compared(modelled, other):
 
 
 def test_spmm_is_compared_at_its_width_and_sparsity(modelled):
-    spmm = {"op": "spmm", "contender": "flash_llm_tiled_csl", "n": 16, "sparsity": 0.6, "seqlen_k": None}
+    spmm = {"op": "spmm", "contender": "flash_llm_tiled_csl", "n": 16, "sparsity": 0.6}
     others = [{"n": 8}, {"sparsity": 0.8}, {"contender": "flash_llm_bitmap"}]
     row = row_of([record(50.0, **spmm), *(record(10.0, **spmm | other) for other in others)], "flash_llm_tiled_csl_n16")
     assert (row.measured_tflops, row.measured_cases) == (pytest.approx(50), 1)
@@ -146,7 +159,10 @@ def test_published_records_of_the_h200_bear_the_model_out():
     records = pd.read_parquet(path.with_name("records.parquet"))
     modelled = records["contender"].isin(["spark_attention_sm80", "flash_llm_tiled_csl"])
     measured = set(records[modelled & (records["status"] == "ok")]["op"])
+    measured_lengths = (records[modelled & (records["status"] == "ok")]["op"] == "attention").sum()
     assert measured
     assert measured == set(rows["op"])
-    np.testing.assert_allclose(rows["error"], rows["model_tflops"] / rows["measured_tflops"] - 1, atol=1e-4)
     assert (rows["error"].abs() < 0.25).all()
+    by_length = [error for errors in rows["errors"].dropna() for error in json.loads(errors).values()]
+    assert len(by_length) == measured_lengths
+    assert max(map(abs, by_length)) < 0.25

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from impl.cuda.build import build
 from impl.cuda.model.gpu import OF_SM, PIPE_OF, SCHEDULERS, Gpu
-from impl.cuda.model.loop import main_path
+from impl.cuda.model.loop import main_path, ways_to_and_from
 from impl.cuda.model.modelled import Access, Modelled
 from impl.cuda.model.registers import read_clocks
 from impl.cuda.model.simulate import Step, Timing, simulate
@@ -16,6 +17,8 @@ from impl.cuda.report import occupancy
 from impl.cuda.sass import Instruction, disassemble
 
 _CLOSE = 0.85  # a resource in use for this share of the time is what binds
+_PASSES = 2  # of the short block whose beginning and end are timed
+_ALL_LEAVE = Step("barrier", 1, 0)  # the next block begins when all warps have ended
 _ACCESSES = {"LDS": "ld.shared", "STS": "st.shared", "LDG": "ld.global", "STG": "st.global"}
 
 
@@ -25,6 +28,8 @@ class Estimate:
 
     demand: what it asks of each resource, most of `bound_by`. clocks: what it takes when the SM's warps share it.
     binding: `bound_by` where it is in use for 85 % of that time or more, else "latency". waits: what for, most of all.
+    ends_clocks: what the beginning and the end of a block add to its passes, beside the SM's other blocks; of a whole
+    SM's time, and None where only the loop is modelled.
     """
 
     hash: str
@@ -36,6 +41,7 @@ class Estimate:
     clocks: float
     binding: str
     waits: str
+    ends_clocks: float | None
     bound_tflops: float
     model_tflops: float
 
@@ -49,10 +55,16 @@ def estimate(modelled: Modelled, gpu: Gpu, traffic: Mapping[Access, float]) -> E
     """
     kernel = modelled.kernel
     cubin = build(kernel, gpu.arch)
-    path = main_path(disassemble(cubin.code), modelled.tensor_flops)
+    instructions = disassemble(cubin.code)
+    path = main_path(instructions, modelled.tensor_flops)
     steps = steps_of(path, gpu, traffic)
     blocks, warps = occupancy(kernel, cubin.resources, gpu.arch).blocks_per_sm, kernel.threads // 32
     timing = simulate(steps, warps, blocks)
+    ends = None
+    if modelled.grid:
+        before, after = (steps_of(way, gpu, traffic) for way in ways_to_and_from(instructions))
+        whole = simulate([*before, *steps * _PASSES, *after, _ALL_LEAVE], warps, blocks)
+        ends = (whole.clocks - _PASSES * timing.clocks) * blocks * warps / SCHEDULERS
     demand = demand_of(steps)
     tera_per_clock = modelled.tensor_flops * SCHEDULERS * gpu.sm_count * gpu.clock_mhz * 1e-6
     most = max(demand, key=demand.__getitem__)
@@ -66,9 +78,19 @@ def estimate(modelled: Modelled, gpu: Gpu, traffic: Mapping[Access, float]) -> E
         clocks=timing.clocks,
         binding=most if demand[most] >= _CLOSE * timing.clocks else "latency",
         waits=_longest_wait(timing),
+        ends_clocks=ends,
         bound_tflops=tera_per_clock / demand[most],
         model_tflops=tera_per_clock / timing.clocks,
     )
+
+
+def launch_tflops(found: Estimate, modelled: Modelled, gpu: Gpu, case: Mapping[str, Any]) -> float:
+    """Modelled TFLOP/s of a whole launch on the shape of `case`: waves of blocks, each with its beginning and end."""
+    blocks, passes = modelled.grid(case)
+    waves = -(-blocks // (gpu.sm_count * found.blocks_per_sm))
+    clocks = waves * (passes * found.clocks * found.warps_per_scheduler + found.ends_clocks)
+    warp_passes = blocks * passes * modelled.kernel.threads // 32
+    return warp_passes * modelled.tensor_flops / clocks * gpu.clock_mhz * 1e-6
 
 
 def demand_of(steps: Sequence[Step]) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""The main loop of a kernel, and the way through it that the model times.
+"""The main loop of a kernel, and the ways to it, through it and from it that the model times.
 
 The main loop is the innermost loop that holds most of the kernel's Tensor-Core instructions. Where it branches, the way
 is taken that has the most of them; then the one with least of loops that have none, which are for what is left over or
 not aligned; then with most accesses to memory, so not past the loads for the next pass; then with fewest other
 instructions: past masks and rescaling. A loop within it that has Tensor-Core instructions is passed as often as the
-work of a pass needs; one without, where there is no way around it, once.
+work of a pass needs; one without, where there is no way around it, once. So is any before and after the main loop.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ def main_path(instructions: Sequence[Instruction], flops: int) -> list[Instructi
     flops: what a warp's Tensor-Core instructions do in a pass. Raises BuildError when no whole number of passes through
     the inner loops gives that.
     """
-    loops = _loops(instructions)
-    if not loops:
-        raise BuildError("the kernel has no loop")
-    outer = max(loops, key=lambda loop: (_tensor_count(_body(instructions, loop)), loop[0] - loop[1]))
+    loops, outer = _loops(instructions), _main_loop(instructions)
     within = [loop for loop in loops if outer[0] <= loop[0] and loop[1] <= outer[1] and loop != outer]
     inner = [loop for loop in within if _tensor_count(_body(instructions, loop))]
     left_over = {i.address for loop in within if loop not in inner for i in _body(instructions, loop)}
@@ -59,6 +56,28 @@ def main_path(instructions: Sequence[Instruction], flops: int) -> list[Instructi
     return path
 
 
+def ways_to_and_from(instructions: Sequence[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
+    """What a warp does before the main loop, and from there to its end."""
+    first, last = _main_loop(instructions)
+    before = [i for i in instructions if i.address < first]
+    after = [i for i in instructions if i.address > last]
+    while after and not _exits(after[-1]):  # padding
+        after.pop()
+    left_over = {i.address for loop in _loops(before) for i in _body(before, loop)}
+    return _best_path(before, left_over), _best_path(after, set())
+
+
+def _main_loop(instructions: Sequence[Instruction]) -> Loop:
+    loops = _loops(instructions)
+    if not loops:
+        raise BuildError("the kernel has no loop")
+    return max(loops, key=lambda loop: (_tensor_count(_body(instructions, loop)), loop[0] - loop[1]))
+
+
+def _exits(instruction: Instruction) -> bool:
+    return instruction.name == "EXIT" and not instruction.predicate
+
+
 def _body(instructions: Sequence[Instruction], loop: Loop) -> list[Instruction]:
     return [i for i in instructions if loop[0] <= i.address <= loop[1]]
 
@@ -72,25 +91,25 @@ def _loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def _best_path(body: Sequence[Instruction], left_over: Set[int]) -> list[Instruction]:
-    """From the first to the last instruction, along branches forward; found from the end."""
+    """From the first to the last instruction, or another exit, along branches forward; found from the end."""
     best: dict[int, tuple[tuple[int, ...], int | None]] = {}  # address: worth from here on, where to go
     places = {instruction.address: place for place, instruction in enumerate(body)}
-    last = len(body) - 1
-    for place in range(last, -1, -1):
+    for place in range(len(body) - 1, -1, -1):
         i = body[place]
-        nexts = [] if place == last else [place + 1]
-        if i.target is not None and place != last and i.target > i.address:
+        is_last = i is body[-1] or _exits(i)
+        nexts = [] if is_last else [place + 1]
+        if i.target is not None and not is_last and i.target > i.address:
             if not i.predicate and "," not in i.operands:
                 nexts = []
             if i.target in places:
                 nexts.append(places[i.target])
         options = [(best[p][0], p) for p in nexts if p in best]
-        if not options and place != last:
+        if not options and not is_last:
             continue
         ahead, go = max(options, key=lambda option: option[0]) if options else ((0, 0, 0, 0), None)
         own = (i.name in TENSOR, -(i.address in left_over), i.name in _MEMORY and not i.never, -1)
         best[place] = (tuple(map(sum, zip(own, ahead, strict=True))), go)
-    path, place = [], 0
+    path, place = [], 0 if body else None
     while place is not None:
         path.append(body[place])
         place = best[place][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ class Modelled:
     """A kernel that can be modelled.
 
     tensor_flops: of a warp's Tensor-Core instructions in a pass of its main loop. case: values by column of the records
-    that the estimate can be compared with.
+    that the estimate can be compared with. grid: how many blocks the launch of such a record has, and passes each of
+    them; None where only the loop is modelled.
     """
 
     case: Mapping[str, Any]
     kernel: Kernel
     tensor_flops: int
+    grid: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
 
 
 def all_modelled() -> list[Modelled]:

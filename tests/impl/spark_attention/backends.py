@@ -55,6 +55,15 @@ def kernel_call(
     return forward_call(q, k, v, *outputs, causal=causal, **options), outputs
 
 
+def sequences_far_apart(count: int) -> list[Tensor]:
+    """float16 [2, 2, 70, 64] on a GPU, whose sequences lie 2**31 elements apart in one buffer of 4.3 GB."""
+    elements = 2 * 70 * 64
+    buffer = torch.zeros(2**31 + count * elements, dtype=torch.float16, device="cuda")
+    for ends in (buffer[: count * elements], buffer[-count * elements :]):
+        ends.normal_()
+    return [buffer.as_strided((2, 2, 70, 64), (2**31, 70 * 64, 64, 1), i * elements) for i in range(count)]
+
+
 def _launcher(backend: str):
     if backend.startswith("emulated"):
         return emulator.launch

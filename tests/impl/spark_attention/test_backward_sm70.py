@@ -18,7 +18,7 @@ from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm70 import backward_steps
 from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm70 import BACKWARD
-from tests.impl.spark_attention.backends import emulated, gpu
+from tests.impl.spark_attention.backends import emulated, gpu, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
 
 OP = OPS["attention"]
@@ -189,6 +189,11 @@ def test_same_bits_in_thirty_runs():
     for _ in range(29):
         again = backward(inputs, causal=True)
         assert all(torch.equal(first[name], again[name]) for name in NAMES)
+
+
+@pytest.mark.gpu
+def test_offsets_past_32_bits():
+    check(case(batch=2, seqlen=70), dict(zip(("q", "k", "v", "dout"), sequences_far_apart(4), strict=True)))
 
 
 @emulated

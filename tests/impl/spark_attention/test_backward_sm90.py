@@ -13,7 +13,7 @@ from impl.spark_attention.kernels import sm90
 from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm90 import backward_steps, takes
 from impl.spark_attention.kernels.call import Backward
-from tests.impl.spark_attention.backends import emulated
+from tests.impl.spark_attention.backends import emulated, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
 from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, saved_by_forward, steps_and_gradients
 from tests.impl.spark_attention.gradients import check as check_gradients
@@ -162,6 +162,12 @@ def test_the_same_bits_in_30_runs(device, head_dim, causal):
     for _ in range(30):
         again = gradients(inputs, causal)
         assert all(torch.equal(first[name], again[name]) for name in GRADIENTS)
+
+
+@on_gpu
+def test_offsets_past_32_bits(device):
+    names = ("q", "k", "v", "dout")
+    check(device, lambda _: dict(zip(names, sequences_far_apart(4), strict=True)), batch=2, seqlen=70)
 
 
 @emulated

@@ -8,8 +8,25 @@ from torch.nn.functional import scaled_dot_product_attention as of_torch
 
 from impl.spark_attention.api import spark_attention
 from impl.spark_attention.drop_in import scaled_dot_product_attention, spark_attn_func
+from tests.impl.spark_attention.modes import assert_autocasts, assert_captured, assert_compiles
 
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def flash_causal(q, k, v):
+    return spark_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=True).transpose(1, 2)
+
+
+def torchs_causal(q, k, v):
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def torchs_masked(q, k, v):
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    return scaled_dot_product_attention(q, k, v, mask)
+
+
+each_function = pytest.mark.parametrize("function", [flash_causal, torchs_causal, torchs_masked])
 
 
 def tensors(seqlen_q=20, seqlen_k=20, heads=4, heads_kv=4, device="cpu"):
@@ -72,3 +89,21 @@ def test_flash_attentions_dropout_is_that_of_torchs_seed():
 def test_flash_attentions_arguments_that_are_refused(option):
     with pytest.raises(NotImplementedError, match=f"does not support {next(iter(option))}"):
         spark_attn_func(*tensors(), **option)
+
+
+@on_each_device
+@each_function
+def test_compile_whole(function, device):
+    assert_compiles(function, tensors(device=device))
+
+
+@on_each_device
+@each_function
+def test_train_under_autocast(function, device):
+    assert_autocasts(function, tensors(device=device))
+
+
+@pytest.mark.gpu
+@each_function
+def test_are_captured_by_a_cuda_graph(function):
+    assert_captured(function, tensors(device="cuda"))

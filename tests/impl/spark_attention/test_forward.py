@@ -19,6 +19,7 @@ from tests.impl.spark_attention.backends import (
     device_of,
     forward,
     gpu,
+    sequences_far_apart,
 )
 from tests.impl.spark_attention.distortions import DISTORTIONS
 
@@ -75,7 +76,7 @@ def test_the_larger_tiles_of_long_sequences(backend, causal):
 
 
 @at_full_size
-@pytest.mark.parametrize("lengths", [(600, 300), (1023, 1024)])
+@pytest.mark.parametrize("lengths", [(600, 300), (1023, 1024), (2048, 1024)])
 def test_causal_with_long_lengths(backend, lengths):
     params = case(seqlen_q=lengths[0], seqlen_k=lengths[1], causal=True)
     check(params, inputs_of(params, backend), backend)
@@ -220,15 +221,7 @@ def test_same_result_every_time(backend):
 
 @pytest.mark.parametrize("backend", GPU)
 def test_offsets_past_32_bits(backend):
-    """Sequences 2**31 elements apart in one buffer of 4.3 GB."""
-    size = 3 * 2 * 70 * 64
-    buffer = torch.zeros(2**31 + size, dtype=torch.float16, device="cuda")
-    buffer[:size].normal_()
-    buffer[-size:].normal_()
-    rows = (2**31, 70 * 64, 64, 1)
-    q, k, v = (buffer[i * size // 3 :].as_strided((2, 2, 70, 64), rows, i * size // 3) for i in range(3))
-    params = case(batch=2, seqlen=70)
-    check(params, {"q": q, "k": k, "v": v}, backend)
+    check(case(batch=2, seqlen=70), dict(zip("qkv", sequences_far_apart(3), strict=True)), backend)
 
 
 @pytest.mark.parametrize("backend", [*CPU, EMULATED_SM70, pytest.param("sm_70", marks=gpu)])

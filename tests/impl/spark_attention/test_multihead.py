@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from impl.spark_attention.multihead import MultiheadAttention
+from tests.impl.spark_attention.modes import assert_autocasts, assert_captured, assert_compiles
 
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -75,14 +78,26 @@ def test_dropout_only_in_training():
     assert torch.equal(*(ours(x, x, x, need_weights=False)[0] for _ in range(2)))
 
 
-def test_trains_under_autocast():
-    ours = MultiheadAttention(64, 4)
-    x = torch.randn(9, 3, 64)
-    with torch.autocast("cpu", torch.bfloat16):
-        out, _ = ours(x, x, x, need_weights=False)
-    assert out.dtype == torch.bfloat16
-    out.float().square().mean().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
+def self_attention(device):
+    """Ours as a function of its input, in float16 or float32, and an input."""
+    ours, _ = pair(device)
+    layers = {torch.float16: ours, torch.float32: copy.deepcopy(ours).float()}
+    return lambda x: layers[x.dtype](x, x, x, need_weights=False)[0], [inputs(9, 3, 64, device=device)]
+
+
+@on_each_device
+def test_compiles_whole(device):
+    assert_compiles(*self_attention(device))
+
+
+@on_each_device
+def test_trains_under_autocast(device):
+    assert_autocasts(*self_attention(device))
+
+
+@pytest.mark.gpu
+def test_captured_by_a_cuda_graph():
+    assert_captured(*self_attention("cuda"))
 
 
 @pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])

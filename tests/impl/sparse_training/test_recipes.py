@@ -36,8 +36,6 @@ def test_generated_samples_are_kept(tmp_path, monkeypatch, task):
 
 @pytest.mark.parametrize("task", ["modules", "digits"])
 def test_stand_ins(tmp_path, task):
-    if task == "digits":
-        pytest.importorskip("sklearn")
     data = load(task, None, tmp_path)
     assert data.source == "stand-in"
     check(data, RECIPES[task])

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from harness.ops import OPS
 from impl.cuda.model import estimate as module
-from impl.cuda.model.estimate import demand_of, estimate, steps_of
+from impl.cuda.model.estimate import demand_of, estimate, launch_tflops, steps_of
 from impl.cuda.model.gpu import H200, V100
 from impl.cuda.model.modelled import Modelled, all_modelled
 from impl.cuda.model.simulate import Timing
@@ -114,6 +115,31 @@ def test_a_busy_tensor_core_is_the_peak_of_the_card(estimated, instruction):
     assert estimated(path, 200 / 0.86).binding == "tensor"
 
 
+def test_a_launch_is_waves_of_blocks_with_a_beginning_and_an_end(estimated, instruction, planted):
+    found = estimated([instruction("HMMA.884.F32.F32.STEP0", "R8, R4.ROW, R6.COL, R8")] * 100, 400.0)
+    found = dataclasses.replace(found, blocks_per_sm=2, warps_per_scheduler=2.0, ends_clocks=800.0)
+
+    def launched(blocks, passes):
+        modelled = Modelled({}, planted(1), 51200, lambda case: (case["blocks"], passes))
+        return launch_tflops(found, modelled, V100, {"blocks": blocks})
+
+    a_pass = 4 * 51200 * 160 / (400.0 * 2) * 1530e6 / 1e12  # of four warps in each of 160 blocks
+    assert launched(160, 9) == pytest.approx(a_pass * 9 / 10), "ends take as long as a pass"
+    assert launched(80, 9) == pytest.approx(launched(160, 9) / 2), "half of the places are empty"
+    assert launched(161, 9) == pytest.approx(launched(160, 9) * 161 / 320), "one block more is a wave more"
+    assert launched(160, 10**6) == pytest.approx(a_pass, rel=1e-5)
+
+
+def test_work_of_a_launch_is_that_of_the_op():
+    op, modelled = OPS["attention"], [m for m in all_modelled() if m.case["op"] == "attention"]
+    for m in modelled:
+        sizes = {"seqlen": 1024, "batch": 2, "num_heads": 4, "num_heads_kv": 2}
+        params = op.Params.model_validate({**sizes, "direction": m.case["direction"], "head_dim": m.case["head_dim"]})
+        blocks, passes = m.grid({"seqlen_q": 1024, "seqlen_k": 1024, **sizes})
+        executed = {"dq": 3 / 5, "dkdv": 4 / 5}.get(m.kernel.name.split("_")[3], 1)
+        assert blocks * passes * m.kernel.threads // 32 * m.tensor_flops == executed * op.flops(params)
+
+
 def test_what_is_modelled_is_what_is_built():
     kernels = set(all_kernels())
     modelled = all_modelled()
@@ -131,4 +157,6 @@ def test_volta_forward_meets_its_bar(instructions_of):
             found = estimate(modelled, V100, {})
             assert found.model_tflops >= 60
             assert found.model_tflops < found.bound_tflops <= 125.4
-            assert dataclasses.asdict(found)["warps_per_scheduler"] == 2
+            assert found.warps_per_scheduler == 2
+            case = {"batch": 4, "num_heads": 16, "num_heads_kv": 16, "seqlen_q": 4096, "seqlen_k": 4096}
+            assert 60 <= launch_tflops(found, modelled, V100, case) < found.model_tflops

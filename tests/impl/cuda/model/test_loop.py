@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from impl.cuda.build import BuildError
-from impl.cuda.model.loop import main_path, tensor_flops
+from impl.cuda.model.loop import main_path, tensor_flops, ways_to_and_from
 
 M8N8K4 = 4 * 2 * 8 * 8 * 4  # FLOPs of a warp instruction: four quad-pairs
 HMMA = "HMMA.16816.F32"
@@ -44,10 +44,10 @@ def test_work_of_an_instruction(instruction, opcode, flops):
 
 
 def listing(instruction, *lines):
-    """(opcode, operands, target line or None), 16 bytes each."""
+    """(opcode, operands, target line or None[, predicate]), 16 bytes each."""
     return [
-        instruction(opcode, operands, address=16 * n, target=None if target is None else 16 * target)
-        for n, (opcode, operands, target) in enumerate(lines)
+        instruction(opcode, operands, address=16 * n, target=None if target is None else 16 * target, predicate=p)
+        for n, (opcode, operands, target, p) in enumerate((*line, "")[:4] for line in lines)
     ]
 
 
@@ -96,6 +96,26 @@ def test_a_loop_for_what_is_left_over_is_gone_around(instruction):
         ("BRA", "P2, `(.L_main)", 0),
     )
     assert [i.name for i in main_path(body, FLOPS)] == ["HMMA", "BRA", "LDGSTS", "BRA"]
+
+
+def test_ways_to_the_main_loop_and_from_it(instruction):
+    body = listing(
+        instruction,
+        ("S2R", "", None),
+        ("BRA", "P0, `(.L_no_keys)", 7),  # past the loop
+        ("LDG", "", None),
+        ("BRA", "P1, `(.L_copy)", 2),  # copies by a loop of their own
+        (HMMA, "", None),  # 4: the main loop
+        ("BRA", "P2, `(.L_main)", 4),
+        ("SHFL", "", None),
+        ("EXIT", "", None, "P3"),
+        ("STG", "", None),
+        ("EXIT", "", None),
+        ("BRA", "`(.L_padding)", 10),
+    )
+    before, after = ways_to_and_from(body)
+    assert [i.name for i in before] == ["S2R", "BRA", "LDG", "BRA"]
+    assert [i.name for i in after] == ["SHFL", "EXIT", "STG", "EXIT"]
 
 
 def test_no_loop_is_an_error(instruction):
