@@ -120,8 +120,9 @@ class Decoder:
 def full_forwards(params: DecodeStepParams, tokens: Tensor, dtypes: Sequence[Any]) -> list[dict[str, Tensor]]:
     """Outputs of the op decode_step in each of the dtypes, from forwards of whole sequences; a weight is made once."""
     shape, weights = params.shape, OptWeights(params, tokens.device)
-    around = {name: weights.around(name) for name in shape.around()}
-    streams = [_embed(around["embedding"], around["positions"], tokens, 0, dtype) for dtype in dtypes]
+    tables = [weights.around(name) for name in ("embedding", "positions")]
+    streams = [_embed(*tables, tokens, 0, dtype) for dtype in dtypes]
+    del tables  # made again for the logits: beside a contender of a large model there is little room
     outputs: list[dict[str, Tensor]] = [{} for _ in dtypes]
     sequences = max(1, REFERENCE_TOKENS // params.context)
     with float32_reductions():
@@ -133,6 +134,7 @@ def full_forwards(params: DecodeStepParams, tokens: Tensor, dtypes: Sequence[Any
                 del own  # before the next ones are made
             for x, found in zip(streams, outputs, strict=True):
                 found[f"layer.{i}"] = x[:, -1].clone()
+        around = {name: weights.around(name) for name in shape.around() if name != "positions"}
         for x, found in zip(streams, outputs, strict=True):
             found["logits"] = _plain_product(_norm(x[:, -1], around, "norm"), around["embedding"])
     return outputs
