@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "attention_forward": ("attention_throughput", {"direction": "forward"}),
     "attention_backward": ("attention_throughput", {"direction": "backward"}),
+    "attention_accumulators": ("attention_accumulators", {}),
     "attention_memory": ("peak_memory", {"op": "attention", "what": "Attention"}),
     "spmm_speedup": ("spmm_speedup", {}),
     "spmm_layers": ("spmm_layers", {}),

@@ -14,7 +14,7 @@ from harness.figures.style import BLACK, VERMILLION
 TITLE = "Largest error of each case, in units of plain fp16's own error"
 LONG = 32  # characters of a name that leave no room for a second column
 LOWEST, HIGHEST = 0.02, 100.0  # errors beyond are drawn at the edge
-_LIMIT, _PLAIN = {"color": VERMILLION, "linewidth": 1.0}, {"color": BLACK, "linewidth": 0.8, "linestyle": ":"}
+LIMIT, PLAIN = {"color": VERMILLION, "linewidth": 1.0}, {"color": BLACK, "linewidth": 0.8, "linestyle": ":"}
 _WRONG = {"linestyle": "", "marker": "x", "color": VERMILLION, "markersize": 5, "zorder": 5}
 
 
@@ -45,16 +45,20 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             if wrong.any():
                 incorrect = ax.plot(x[wrong], y[wrong], label="incorrect", **_WRONG)
         for limit in group["error_limit"].dropna().unique():
-            ax.axvline(limit, **_LIMIT)
-        ax.axvline(1.0, **_PLAIN)
+            ax.axvline(limit, **LIMIT)
+        ax.axvline(1.0, **PLAIN)
         ax.set_xlim(LOWEST * 0.8, max(6.0, min(HIGHEST, group["error_ratio"].max()) * 1.4))
         log_scale(ax, "x", most=4)
         ax.set_yticks(range(len(series)), [look.label for look in series.values()], fontsize=6)
         ax.set_ylim(len(series) - 0.5, -0.5)
         ax.grid(axis="x")
-    below(figure, [
-        Line2D([], [], label="plain fp16's own error", **_PLAIN),
-        Line2D([], [], label="limit of the gate: 2 for outputs, 3 for gradients", **_LIMIT),
-        *incorrect,
-    ])  # fmt: skip
+    below(figure, [*limits_legend(), *incorrect])
     return figure
+
+
+def limits_legend() -> list[Line2D]:
+    """What the lines at 1 and at the limit are."""
+    return [
+        Line2D([], [], label="plain fp16's own error", **PLAIN),
+        Line2D([], [], label="limit of the gate: 2 for outputs, 3 for gradients", **LIMIT),
+    ]

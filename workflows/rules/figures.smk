@@ -33,7 +33,9 @@ rule figure:
             TRAININGS if wildcards.figure.startswith("sparse_training") else []
         ),
         model=lambda wildcards: (
-            rules.model.output if wildcards.figure == "model_bound" else []
+            rules.model.output
+            if wildcards.figure in ("model_bound", "attention_accumulators")
+            else []
         ),
     output:
         report(

@@ -114,6 +114,26 @@ def test_texts_stay_inside_the_figure_and_titles_do_not_overlap(gpu_figure, name
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+def test_accumulators_without_times_are_compared_by_the_model(tmp_path):
+    maker, records = synthetic.Maker("cuda"), []
+    for contender, ratio in (("spark_attention_sm70", 0.5), ("spark_attention_fp16acc", 1.2), ("spark_attention", 0.4)):
+        case = {"direction": "forward", "batch": 1, "num_heads": 2, "seqlen": 512, "head_dim": 128}
+        own = maker.record("attention", contender, 1e-3, case, error_ratio=ratio)
+        records.append(own.model_copy(update={"tflops": None, "reason": "emulated"}))
+    run = synthetic.run_of(records, tmp_path)
+    model = pd.read_csv(tmp_path / "model.csv")
+    kernels = {
+        f"spark_attention_forward_sm70_d128{suffix}": tflops for suffix, tflops in (("", 80.0), ("_fp16acc", 60.0))
+    }
+    rows = pd.DataFrame({"gpu": "V100", "kernel": list(kernels), "model_tflops": list(kernels.values())})
+    pd.concat([model, rows]).to_csv(tmp_path / "model.csv", index=False)
+    table, figure = render(run, "attention_accumulators")
+    assert list(table["contender"]) == ["spark_attention_sm70", "spark_attention_fp16acc"]
+    assert list(table["model_tflops"]) == [80, 60]
+    assert "TFLOP/s of a V100: a model, not a measurement" in texts(figure)
+    assert [bar.get_height() for bar in sorted(panels(figure)[0].patches, key=lambda bar: bar.get_x())] == [80, 60]
+
+
 def test_files_are_the_same_byte_for_byte(cpu, tmp_path):
     def drawn(folder):
         run = synthetic.run_of(synthetic.cpu_records(), tmp_path / folder)
