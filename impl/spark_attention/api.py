@@ -150,18 +150,7 @@ def _forward(
 
 
 @_forward.register_kernel("cuda")
-def _forward_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    causal: bool,
-    softmax_scale: float,
-    dropout_p: float,
-    accumulate: str,
-    kernel_arch: str | None,
-) -> tuple[Tensor, Tensor]:
+def _forward_cuda(q, k, v, mask, seed, causal, softmax_scale, dropout_p, accumulate, kernel_arch):
     from impl.cuda.launch import launch
 
     options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
@@ -194,20 +183,7 @@ def _backward(
 
 
 @_backward.register_kernel("cuda")
-def _backward_cuda(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    causal: bool,
-    softmax_scale: float,
-    dropout_p: float,
-    kernel_arch: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_cuda(dout, q, k, v, out, lse, mask, seed, causal, softmax_scale, dropout_p, kernel_arch):
     from impl.cuda.launch import launch
 
     options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
