@@ -1,7 +1,7 @@
 """Two of four: a compressed weight whose words are the A registers of mma.sp, products of a 2:4 sparse A.
 
-W [m, k] is cut into blocks of 32 rows x 128 columns, numbered row by row. Of each group of four columns in a row the
-first two non-zeros stay in place. The others move to *gathered* columns: copies of columns of the block, 32 to a step,
+W [m, k] is cut into blocks of 32 rows x 128 columns, numbered row by row. Of each group of four columns in a row two
+non-zeros stay in place. The others move to *gathered* columns: copies of columns of the block, 32 to a step,
 in which again a row has at most two of each four. A group with a non-zero is one 32-bit word, its two values, the left
 one low; an empty group is nothing. A block is the share of one warp, each of whose 32 lanes has the groups that two
 16-row fragments of mma.sp.m16n8k32 want of it, step after step: four steps of the block's own columns, then the
@@ -33,6 +33,7 @@ GATHERED_STEPS = 4  # at most: 64 columns at first; of each 32 gathered ones at 
 
 _OWN_STEPS = BLOCK_COLS // STEP_COLS
 _REGISTERS = 8  # of a lane in a step
+_BANKS = 8  # of 16 bytes of a row of X, by rows modulo 8
 _OWN_WORDS = LANES + LANES // 2 + LANES * _OWN_STEPS  # before the gathered steps
 _GATHERED_WORDS = LANES + LANES // 2
 _STEPS_SHIFT = 13  # of the number of gathered steps, beside a start
@@ -137,36 +138,62 @@ def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values: int16 [blocks, 32, 128], bits of float16 without -0.0. Gives int16 [blocks, 32, 128 + 32 * most steps], of
     each gathered column which one it is, int64 [blocks, 32 * most steps], and int64 [blocks] gathered steps.
     """
-    rest = _third_and_fourth(values)
+    rest = _surplus(values, mirrored=torch.arange(BLOCK_COLS // 4, device=values.device) // 2 % 2 == 1)
     own = values.masked_fill(rest, 0)
     gathered = torch.zeros(len(values), BLOCK_ROWS, GATHERED_STEPS * STEP_COLS, dtype=torch.int16, device=values.device)
-    columns = torch.zeros_like(gathered[:, 0], dtype=torch.int64)
-    used = columns.new_zeros(len(values), 1)
+    columns = (torch.arange(gathered.shape[2], device=values.device) % _BANKS).repeat(len(values), 1)
+    taken = torch.zeros_like(columns, dtype=torch.bool)
     block, row, column = rest.nonzero().unbind(1)
     moved = values[block, row, column]
     while len(block):
         needed = torch.zeros(len(values), BLOCK_COLS, dtype=torch.bool, device=values.device)
         needed[block, column] = True
-        order = used + needed.cumsum(1) - 1
-        used += needed.sum(1, keepdim=True)
-        place = order // STEP_COLS * STEP_COLS + order % 8 * 4 + order % STEP_COLS // 8  # neighbours in other groups
+        place = _places(needed, taken)
         of, which = needed.nonzero().unbind(1)
         columns[of, place[of, which]] = which
-        there = place[block, column]
-        gathered[block, row, there] = moved
-        rest = _third_and_fourth(gathered)
+        taken[of, place[of, which]] = True
+        gathered[block, row, place[block, column]] = moved
+        rest = _surplus(gathered)
+        block, row, column = rest.nonzero().unbind(1)
+        moved, column = gathered[block, row, column], columns[block, column]
         gathered.masked_fill_(rest, 0)
-        left = rest[block, row, there]
-        block, row, column, moved = (each[left] for each in (block, row, column, moved))
-    steps = -(-used.squeeze(1) // STEP_COLS)
+    steps = taken.unflatten(1, (-1, STEP_COLS)).any(2).sum(1)
     return torch.cat([own, gathered[:, :, : int(steps.max()) * STEP_COLS]], 2), columns, steps
 
 
-def _third_and_fourth(values: Tensor) -> Tensor:
-    """Which elements of a row [..., columns] are the third or fourth non-zero of their group."""
-    a, b, c, d = (values != 0).unflatten(-1, (-1, 4)).unbind(-1)
+def _surplus(values: Tensor, mirrored: Tensor | None = None) -> Tensor:
+    """Which elements of rows [..., columns] are the third or fourth non-zero of their group, or, where a group is
+    `mirrored` (bool [groups]), so from its end. Columns of all residues modulo 8 have some, if every other two are."""
+    stored = (values != 0).unflatten(-1, (-1, 4))
+    if mirrored is not None:
+        stored = torch.where(mirrored.unsqueeze(1), stored.flip(-1), stored)
+    a, b, c, d = stored.unbind(-1)
     both = a & b
-    return torch.stack([torch.zeros_like(a), torch.zeros_like(a), both & c, (both | (a | b) & c) & d], -1).flatten(-2)
+    surplus = torch.stack([torch.zeros_like(a), torch.zeros_like(a), both & c, (both | (a | b) & c) & d], -1)
+    if mirrored is not None:
+        surplus = torch.where(mirrored.unsqueeze(1), surplus.flip(-1), surplus)
+    return surplus.flatten(-2)
+
+
+def _places(needed: Tensor, taken: Tensor) -> Tensor:
+    """Gathered columns for the columns that are `needed`, among those that are not `taken`: bool [blocks, 128] both.
+
+    ldmatrix reads X's rows by eights, and rows that differ modulo 8 lie in different banks: the first ones that are
+    needed of each residue go to places of this residue. Others go to any place, neighbours to different groups.
+    """
+    columns = torch.arange(BLOCK_COLS, device=needed.device)
+    rank = (needed.unflatten(1, (-1, _BANKS)).cumsum(1) - 1).flatten(1)
+    banked = rank * _BANKS + columns % _BANKS
+    steps = -(-needed.sum(1, keepdim=True) // STEP_COLS)
+    fits = needed & (rank < steps * (STEP_COLS // _BANKS)) & ~taken.any(1, keepdim=True)
+    of, which = fits.nonzero().unbind(1)
+    free = ~taken
+    free[of, banked[of, which]] = False
+    order = columns // STEP_COLS * STEP_COLS + columns % 8 * 4 + columns % STEP_COLS // 8
+    of, which = free[:, order].nonzero().unbind(1)
+    nth = torch.zeros_like(banked)
+    nth[of, (free[:, order].cumsum(1) - 1)[of, which]] = order[which]
+    return torch.where(fits, banked, nth.gather(1, ((needed & ~fits).cumsum(1) - 1).clamp(min=0)))
 
 
 def _groups(values: Tensor) -> tuple[Tensor, Tensor]:
