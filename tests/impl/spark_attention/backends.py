@@ -55,6 +55,19 @@ def kernel_call(
     return forward_call(q, k, v, *outputs, causal=causal, **options), outputs
 
 
+LAYOUTS = {  # so many tensors [2, 3, 70, 64] as users have them
+    "qkv_unbind": lambda count, **options: [
+        t.transpose(1, 2) for t in torch.randn(2, 70, count, 3, 64, **options).half().unbind(2)
+    ],
+    "transposed": lambda count, **options: [
+        torch.randn(2, 70, 3, 64, **options).half().transpose(1, 2) for _ in range(count)
+    ],
+    # Rows that start at odd addresses: no 16-byte copies.
+    "odd_rows": lambda count, **options: [torch.randn(2, 3, 70, 67, **options).half()[..., 1:65] for _ in range(count)],
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
 def sequences_far_apart(count: int) -> list[Tensor]:
     """float16 [2, 2, 70, 64] on a GPU, whose sequences lie 2**31 elements apart in one buffer of 4.3 GB."""
     elements = 2 * 70 * 64

@@ -18,7 +18,7 @@ from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm70 import backward_steps
 from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm70 import BACKWARD
-from tests.impl.spark_attention.backends import emulated, gpu, sequences_far_apart
+from tests.impl.spark_attention.backends import LAYOUTS, each_layout, emulated, gpu, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
 
 OP = OPS["attention"]
@@ -151,16 +151,9 @@ def test_sequences_do_not_interfere(device):
 
 
 @everywhere
-@pytest.mark.parametrize("layout", ["qkv_unbind", "transposed", "odd_rows"])
+@each_layout
 def test_strided_inputs_equal_contiguous_ones(device, layout):
-    if layout == "qkv_unbind":
-        packed = torch.randn(2, 70, 4, 3, 64, device=device).half()
-        strided = [t.transpose(1, 2) for t in packed.unbind(2)]
-    elif layout == "transposed":
-        strided = [torch.randn(2, 70, 3, 64, device=device).half().transpose(1, 2) for _ in range(4)]
-    else:  # rows that start at odd addresses: no 16-byte copies
-        strided = [torch.randn(2, 3, 70, 67, device=device).half()[..., 1:65] for _ in range(4)]
-    inputs = dict(zip(("q", "k", "v", "dout"), strided, strict=True))
+    inputs = dict(zip(("q", "k", "v", "dout"), LAYOUTS[layout](4, device=device), strict=True))
     params = case(batch=2, num_heads=3, seqlen=70)
     gradients = check(params, inputs)
     contiguous = backward({name: tensor.contiguous() for name, tensor in inputs.items()})

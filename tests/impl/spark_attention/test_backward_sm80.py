@@ -14,7 +14,7 @@ from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm80 import backward_steps
 from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm80 import BACKWARD
-from tests.impl.spark_attention.backends import emulated, gpu, sequences_far_apart
+from tests.impl.spark_attention.backends import LAYOUTS, each_layout, emulated, gpu, sequences_far_apart
 from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, launcher, saved_by_forward, steps_and_gradients
 from tests.impl.spark_attention.gradients import check as check_gradients
 from tests.impl.spark_attention.gradients import gradients as gradients_of
@@ -158,16 +158,9 @@ def test_sequences_do_not_interfere(device):
 
 
 @everywhere
-@pytest.mark.parametrize("layout", ["qkv_unbind", "transposed", "odd_rows"])
+@each_layout
 def test_strided_inputs_equal_contiguous_ones(device, layout):
-    names = ("q", "k", "v", "dout")
-    if layout == "qkv_unbind":
-        packed = torch.randn(2, 70, 4, 3, 64, device=device).half()
-        strided = dict(zip(names, (t.transpose(1, 2) for t in packed.unbind(2)), strict=True))
-    elif layout == "transposed":
-        strided = {name: torch.randn(2, 70, 3, 64, device=device).half().transpose(1, 2) for name in names}
-    else:  # rows that start at odd addresses: no 16-byte copies
-        strided = {name: torch.randn(2, 3, 70, 67, device=device).half()[..., 1:65] for name in names}
+    strided = dict(zip(("q", "k", "v", "dout"), LAYOUTS[layout](4, device=device), strict=True))
     contiguous = gradients({name: t.contiguous() for name, t in strided.items()}, causal=True)
     for name, gradient in gradients(strided, causal=True).items():
         atol = 2e-3 if layout == "odd_rows" else 0  # another forward kernel saved its lse

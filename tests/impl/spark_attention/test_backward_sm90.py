@@ -13,7 +13,7 @@ from impl.spark_attention.kernels import sm90
 from impl.spark_attention.kernels.backward import attention_backward
 from impl.spark_attention.kernels.backward_sm90 import backward_steps, takes
 from impl.spark_attention.kernels.call import Backward
-from tests.impl.spark_attention.backends import emulated, sequences_far_apart
+from tests.impl.spark_attention.backends import LAYOUTS, emulated, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
 from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, saved_by_forward, steps_and_gradients
 from tests.impl.spark_attention.gradients import check as check_gradients
@@ -125,13 +125,10 @@ def test_sequences_do_not_interfere(device):
 @everywhere
 @pytest.mark.parametrize("layout", ["qkv_unbind", "transposed", "gradient of a sum"])
 def test_strided_inputs_equal_contiguous_ones(device, layout):
-    packed = torch.randn(2, 70, 4, 3, 64, device=device).half()
-    tensors = [t.transpose(1, 2) for t in packed.unbind(2)]
-    if layout == "transposed":
-        tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+    tensors = LAYOUTS.get(layout, LAYOUTS["transposed"])(4, device=device)
     strided = dict(zip(("q", "k", "v", "dout"), tensors, strict=True))
     if layout == "gradient of a sum":
-        strided["dout"] = packed.new_ones(()).expand(strided["q"].shape)
+        strided["dout"] = strided["q"].new_ones(()).expand(strided["q"].shape)
     contiguous = gradients({name: t.contiguous() for name, t in strided.items()}, causal=True)
     for name, gradient in gradients(strided, causal=True).items():
         assert torch.equal(gradient, contiguous[name])

@@ -16,7 +16,9 @@ from tests.impl.spark_attention.backends import (
     EMULATED_SM80,
     EMULATED_SM90,
     GPU,
+    LAYOUTS,
     device_of,
+    each_layout,
     forward,
     gpu,
     sequences_far_apart,
@@ -194,16 +196,9 @@ def test_sequences_do_not_interfere(backend):
 
 
 @everywhere
-@pytest.mark.parametrize("layout", ["qkv_unbind", "transposed", "odd_rows"])
+@each_layout
 def test_strided_inputs_equal_contiguous_ones(backend, layout):
-    device, shape = device_of(backend), (2, 70, 3, 64)
-    if layout == "qkv_unbind":
-        qkv = torch.randn(2, 70, 3, 3, 64, device=device).half()
-        strided = [t.transpose(1, 2) for t in qkv.unbind(2)]
-    elif layout == "transposed":
-        strided = [torch.randn(shape, device=device).half().transpose(1, 2) for _ in range(3)]
-    else:  # rows that start at odd addresses: no 16-byte copies
-        strided = [torch.randn(2, 3, 70, 67, device=device).half()[..., 1:65] for _ in range(3)]
+    strided = LAYOUTS[layout](3, device=device_of(backend))
     contiguous = [t.contiguous() for t in strided]
     for got, want in zip(forward(backend, *strided), forward(backend, *contiguous), strict=True):
         if layout == "odd_rows" or backend == "reference":  # another kernel variant, another matrix product
@@ -224,7 +219,10 @@ def test_offsets_past_32_bits(backend):
     check(case(batch=2, seqlen=70), dict(zip("qkv", sequences_far_apart(3), strict=True)), backend)
 
 
-@pytest.mark.parametrize("backend", [*CPU, EMULATED_SM70, pytest.param("sm_70", marks=gpu)])
+fp16_accumulating = pytest.mark.parametrize("backend", [*CPU, EMULATED_SM70, pytest.param("sm_70", marks=gpu)])
+
+
+@fp16_accumulating
 @causal_or_not
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_fp16_accumulation(backend, head_dim, causal):
@@ -232,6 +230,24 @@ def test_fp16_accumulation(backend, head_dim, causal):
     inputs = inputs_of(params, backend)
     out, _ = check(params, inputs, backend, accumulate="fp16")
     assert not torch.equal(out, forward(backend, inputs["q"], inputs["k"], inputs["v"], causal=causal)[0])
+
+
+@fp16_accumulating
+def test_fp16_accumulation_scales_q_before_the_product(backend):
+    """q = k = 35 at head dim 128 is 156,800, past the fp16 range; a sum of 16 products of q / 16 is not."""
+    q, v = (torch.randn(1, 4, 40, 128, device=device_of(backend)).half() for _ in range(2))
+    q.fill_(35)
+    out, lse = forward(backend, q, q, v, accumulate="fp16")
+    assert lse.isfinite().all()
+    torch.testing.assert_close(out.double(), v.double().mean(2, keepdim=True).expand_as(v), rtol=0, atol=5e-3)
+
+
+@fp16_accumulating
+def test_fp16_accumulation_does_not_hide_an_overflow(backend):
+    """q = k = 256: even the scaled sum of 16 products is 65,536; what is wrong must be seen to be."""
+    q, v = (torch.randn(1, 1, 40, 128, device=device_of(backend)).half() for _ in range(2))
+    q.fill_(256)
+    assert not forward(backend, q, q, v, accumulate="fp16")[0].isfinite().any()
 
 
 def test_the_gate_sees_two_rows_exchanged():

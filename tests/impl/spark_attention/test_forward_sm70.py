@@ -102,10 +102,3 @@ def test_fp16_accumulators_scale_q_before_the_product():
     """
     q, _, v = random_qkv(1, 16, 40, 128)
     check_fp16(q.fill_(35), q, v, causal=False, within=1.5)
-
-
-def test_fp16_accumulators_do_not_hide_an_overflow():
-    """q = k = 256: even the scaled sum of 16 products is 65,536; what is wrong must be seen to be."""
-    q, _, v = random_qkv(1, 1, 40, 128)
-    out, _ = forward(q.fill_(256), q, v, accumulate="fp16", causal=False)
-    assert out.isnan().all()
