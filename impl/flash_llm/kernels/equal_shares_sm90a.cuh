@@ -111,6 +111,21 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     unsigned char* const w_stages = x_stages + X_STAGES * X_BYTES + warp * STAGES * w_bytes;
     Control& control = *reinterpret_cast<Control*>(x_stages + X_STAGES * X_BYTES + WARPS * STAGES * w_bytes);
 
+    const int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
+    const Shares shares(tiles * segments, gridDim.x);
+    const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
+    int tile = begin / segments, segment = begin % segments;
+
+    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
+    int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
+    int window, known, left;  // of the window
+    const auto look_ahead = [&] {
+        known = left = min(WINDOW, segments - w_segment);
+        const long long block = static_cast<long long>(w_row) * segments + w_segment;
+        window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
+    };
+    look_ahead();
+
     if (threadIdx.x == 0) {
         tma_prefetch_map(&x_map);
         for (int stage = 0; stage < STAGES; ++stage)
@@ -123,21 +138,8 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     }
     __syncthreads();
 
-    const int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
-    const Shares shares(tiles * segments, gridDim.x);
-    const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
-    int tile = begin / segments, segment = begin % segments;
-
-    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
-    int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
-    int window = 0, known = 0, left = 0;  // of the window
     const auto fetch_w = [&](int stage) {
-        if (left == 0) {
-            left = min(WINDOW, segments - w_segment);
-            known = left;
-            const long long block = static_cast<long long>(w_row) * segments + w_segment;
-            window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
-        }
+        if (left == 0) look_ahead();
         const int from = __shfl_sync(0xffffffffu, window, known - left);
         const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * PIECE;
         if (lane == 0 && bytes > 0) {

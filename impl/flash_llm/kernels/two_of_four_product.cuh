@@ -50,16 +50,27 @@ __device__ __forceinline__ void multiply_own(Accumulators& sum, const unsigned (
 __device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* base, unsigned char* x) {
     const int lane = threadIdx.x % 32;
     const Block block{base};
-    const uint4 words = reinterpret_cast<const uint4&>(block.metadata(lane, 0));
     const unsigned start = block.start(lane);
+    const uint4 words = reinterpret_cast<const uint4&>(block.metadata(lane, 0));
+    const unsigned flags = block.flags(lane);
+    const int steps = gathered_steps(start);
+    unsigned gathered = 0, metadata = 0;  // of the next gathered step: read ahead of its use
+    const auto read = [&](int step) {
+        if (step >= steps) return;
+        gathered = block.gathered(step, lane);
+        metadata = block.gathered_metadata(step, lane);
+    };
+    read(0);
     SharedAddress next = shared_address(base + first_word(start) * 4);
-    multiply_own<0>(sum, {words.x, words.y, words.z, words.w}, block.flags(lane), next, x, lane);
+    multiply_own<0>(sum, {words.x, words.y, words.z, words.w}, flags, next, x, lane);
 #pragma unroll 1
-    for (int step = 0; step < gathered_steps(start); ++step) {
-        const unsigned gathered = block.gathered(step, lane);
+    for (int step = 0; step < steps; ++step) {
         Fragments a;
         decode<0>(a, next, gathered);
-        multiply_step(sum, a, block.gathered_metadata(step, lane), x, gathered >> 8);
+        const int row = gathered >> 8;
+        const unsigned places = metadata;
+        read(step + 1);
+        multiply_step(sum, a, places, x, row);
     }
 }
 
