@@ -63,6 +63,14 @@ def _bytes(argument: Argument) -> bytes:
     return np.uint64(argument.data_ptr()).tobytes() if isinstance(argument, torch.Tensor) else argument.tobytes()
 
 
+def capture_id(stream: int) -> int:
+    """Of the CUDA graph that a stream, given by its handle, is being captured into: a number no other graph has."""
+    status, _, number, *_ = driver.cuStreamGetCaptureInfo(driver.CUstream(stream))
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"a captured stream does not say its graph: {status.name}")
+    return int(number)
+
+
 @functools.cache
 def device_arch(device: int) -> str:
     """The architecture that kernels are built for on CUDA device number `device`.

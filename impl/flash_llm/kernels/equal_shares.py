@@ -112,14 +112,22 @@ def choose_plan(blocks: WarpBlocks, problem: Problem, device: Device, split_k: i
 
 
 def _counters(device: torch.device, tiles: int) -> Tensor:
-    """Zeros, of which every launch leaves zeros: one tensor for all launches of a stream; in a CUDA graph its own, for
-    the one that was captured before may never run."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return torch.zeros(tiles, dtype=torch.int32, device=device)
+    """Zeros, of which every launch leaves zeros: one tensor for all launches of a stream, and one for all that a CUDA
+    graph captures of it, for what was captured before may never run."""
+    size = 1 << (tiles - 1).bit_length()
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _zeros(device, stream, 1 << (tiles - 1).bit_length())
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        from impl.cuda.launch import capture_id
+
+        return _zeros_of_capture(device, stream, size, capture_id(stream))
+    return _zeros(device, stream, size)
 
 
 @functools.cache
 def _zeros(device: torch.device, stream: int, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+@functools.lru_cache(maxsize=8)  # sizes: no more is wanted of a graph once it is captured
+def _zeros_of_capture(device: torch.device, stream: int, size: int, capture: int) -> Tensor:
     return torch.zeros(size, dtype=torch.int32, device=device)

@@ -198,6 +198,23 @@ def test_a_graph_needs_no_other_to_run_before_it(kind):
 
 
 @pytest.mark.gpu
+def test_products_of_a_graph_one_after_the_other(kind):
+    """As in a decoding step: they share what the blocks of a tile are counted in."""
+    ws, xs = zip(*((random_sparse(m, 3000, 0.2), torch.randn(3000, 16).half()) for m in (1000, 300, 1000)), strict=True)
+    weights, on_gpu = [kind.from_dense(w.cuda()) for w in ws], [x.cuda() for x in xs]
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ys = [spmm(weight, x) for weight, x in zip(weights, on_gpu, strict=True)]
+        for _ in range(3):
+            for y in ys:
+                y.fill_(torch.nan)
+            graph.replay()
+            for y, w, x in zip(ys, ws, xs, strict=True):
+                assert_is_product(y.cpu(), w, x)
+
+
+@pytest.mark.gpu
 def test_calls_leave_no_memory_behind(kind):
     weight, x = kind.from_dense(random_sparse(512, 2048, 0.2).cuda()), torch.randn(2048, 8).half().cuda()
     spmm(weight, x)
