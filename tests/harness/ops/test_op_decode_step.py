@@ -159,7 +159,8 @@ def test_a_step_on_a_gpu_in_a_graph_within_the_memory_by_arithmetic(name):
         prepared = contender.prepare(case, inputs, target)
         stored = contender.stored_bytes(case.shape.pruned_elements, case.sparsity)
         assert torch.cuda.max_memory_allocated() - before <= needed_bytes(case, 1.02 * stored) + 2**31  # conversion
-        assert prepared.resident_bytes == pytest.approx(torch.cuda.memory_allocated() - before, rel=0.01)
+        grown = torch.cuda.memory_allocated() - before
+        assert prepared.resident_bytes <= grown < prepared.resident_bytes + 2**27  # cuBLAS has a workspace
         assert prepared.backend == ("library" if contender.role == "baseline" else "kernel")
         prepared.run()
         graph = torch.cuda.CUDAGraph()
