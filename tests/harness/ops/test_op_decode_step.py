@@ -152,8 +152,8 @@ def test_a_step_on_a_gpu_in_a_graph_within_the_memory_by_arithmetic(name):
     contender = CONTENDERS[name]
     if refused := contender.refusal(case, target):
         pytest.skip(refused[1])
-    inputs = OP.inputs(case, "cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
+        inputs = OP.inputs(case, "cuda")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         prepared = contender.prepare(case, inputs, target)
