@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -192,9 +193,12 @@ class DecodingTwoOfFour(_TwoOfFour, _FlashLLMDecoding):
     source = FlashLLMTwoOfFour.source
 
     def stored_bytes(self, elements: int, sparsity: float) -> float:
-        """Of random zeros: a word for each of four columns that are not all zero, flags and metadata, and the third and
-        fourth of them: each a word, and for each 32 columns that have some 192 bytes, a block of 4096 at a time."""
+        """Of random zeros, for 1024 groups: flags and metadata, words of those with non-zeros, and for each 32
+        gathered columns 192 bytes and the words of theirs."""
         kept = 1 - sparsity
-        third, fourth = 4 * kept**3 * sparsity + kept**4, kept**4
+        fourth = kept**4
+        third = 4 * kept**3 * sparsity + fourth
         columns = 32 * (2 - (1 - third * 0.75) ** 32 - (1 - fourth - third * 0.25) ** 32)
-        return elements * (704 + 4096 * (1 - sparsity**4) + 4 * 1024 * (third + fourth) + 6 * (columns + 16)) / 4096
+        moved = 1 - (1 - 32 * (third + fourth) / columns) ** 4 if columns else 0  # groups of gathered ones with some
+        steps = max(1 - math.exp(-columns), columns / 32 + 0.5)
+        return elements * (708 + 4096 * (1 - sparsity**4) + 32 * columns * moved + 192 * steps) / 4096

@@ -46,7 +46,7 @@ def test_limits_of_the_formats():
         STEPS["flash_llm_tiled_csl"].prepare(case, OP.inputs(case, "cpu"), Target("cpu", "a CPU"))
 
 
-@pytest.mark.parametrize("name", ["flash_llm_bitmap", "flash_llm_tiled_csl"])
+@pytest.mark.parametrize("name", ["flash_llm_bitmap", "flash_llm_tiled_csl", "flash_llm_two_of_four"])
 @pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.9])
 def test_the_arithmetic_is_near_what_is_stored(name, sparsity):
     step = STEPS[name]
