@@ -14,6 +14,7 @@
 // Macros: TILE_N, WARPS, STAGES, X_STAGES (2 or more).
 #pragma once
 #include "bulk_copy.cuh"
+#include "elect.cuh"
 #include "mbarrier.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
@@ -142,7 +143,7 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         if (left == 0) look_ahead();
         const int from = __shfl_sync(0xffffffffu, window, known - left);
         const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * PIECE;
-        if (lane == 0 && bytes > 0) {
+        if (bytes > 0 && elect_lane()) {
             unsigned long long* const full = &control.w_full[stage][warp];
             mbarrier_arrive_expect(full, bytes);
             bulk_load(w_stages + stage * w_bytes, pieces + static_cast<long long>(from) * PIECE, bytes, full);

@@ -20,6 +20,16 @@ def test_shuffles_and_votes(launch, test_kernel):
         assert results[thread].tolist() == _exchange(values.tolist()[thread // 32 * 32 :][:32], thread % 32)
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="elect needs sm_90 or newer"
+)
+def test_one_lane_of_a_warp_is_elected_and_always_the_same(launch, test_kernel):
+    elected = torch.full((2, 3, 32), -1, dtype=torch.int32)
+    launch(test_kernel("elect.cu", "elect", 96, "sm_90a"), (1, 1, 1), [elected])
+    assert (elected.sum(2) == 1).all()
+    assert torch.equal(elected[0], elected[1])
+
+
 def _exchange(values: list[int], lane: int) -> list[int]:
     def segment(width: int) -> int:
         return lane // width * width
