@@ -74,21 +74,33 @@ __device__ __forceinline__ void leave(const Sums& sum, float4* part) {
     }
 }
 
-// The sums of a tile: those of blocks `first` to `last`, in their order.
+// The sums of a tile: those of blocks `first` to `last`, in their order. Several blocks' are read at once, so that
+// fewer reads wait for each other.
 __device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares& shares, int first, int last,
                                         int tile_begin) {
+    constexpr int TOGETHER = 64 / TILE_N;
 #pragma unroll
     for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
-    for (int block = first; block <= last; ++block) {
-        const float4* const in = part_of(partials, block, shares.begin(block) < tile_begin);
+#pragma unroll 1
+    for (int block = first; block <= last; block += TOGETHER) {
+        float4 parts[TOGETHER][TILE_N / 4] = {};
 #pragma unroll
-        for (int i = 0; i < TILE_N / 4; ++i) {
-            const float4 part = in[i * THREADS];
-            float* to = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
-            to[0] += part.x;
-            to[1] += part.y;
-            to[2] += part.z;
-            to[3] += part.w;
+        for (int j = 0; j < TOGETHER; ++j) {
+            if (block + j > last) break;
+            const float4* const in = part_of(partials, block + j, shares.begin(block + j) < tile_begin);
+#pragma unroll
+            for (int i = 0; i < TILE_N / 4; ++i) parts[j][i] = in[i * THREADS];
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; ++j) {
+#pragma unroll
+            for (int i = 0; i < TILE_N / 4; ++i) {
+                float* to = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
+                to[0] += parts[j][i].x;
+                to[1] += parts[j][i].y;
+                to[2] += parts[j][i].z;
+                to[3] += parts[j][i].w;
+            }
         }
     }
 }
