@@ -25,7 +25,7 @@ _KEY = ["experiment", "case_id"]
 
 
 class Measure(BaseModel):
-    """What a run is held against the claim with: baseline time / our time, over the records that `where` selects."""
+    """What a run is held against the claim with: the baseline's time or memory / ours, over the records of `where`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,6 +34,20 @@ class Measure(BaseModel):
     baseline: str
     where: dict[str, Any]
     points: int = Field(gt=0)
+    of: Literal["time", "peak memory"] = "time"
+
+    @property
+    def column(self) -> str:
+        return "cold_median_s" if self.of == "time" else "peak_bytes"
+
+
+class Accuracy(BaseModel):
+    """What a run's trainings are held against the claim with: the test accuracy of `ours` above that of `others`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ours: str
+    others: list[str] = Field(min_length=1)
 
 
 class Claim(BaseModel):
@@ -49,12 +63,13 @@ class Claim(BaseModel):
     condition: str
     source: str
     measure: Measure | None = None
+    accuracy: Accuracy | None = None
     unmeasured: str | None = None
 
     @model_validator(mode="after")
     def _one_of(self) -> Claim:
-        if (self.measure is None) == (self.unmeasured is None):
-            raise ValueError(f"{self.id}: give either measure or unmeasured")
+        if sum(way is not None for way in (self.measure, self.accuracy, self.unmeasured)) != 1:
+            raise ValueError(f"{self.id}: give one of measure, accuracy and unmeasured")
         return self
 
     @property
@@ -107,10 +122,12 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
         fixed = {"claim_id": claim.id, "published": claim.published, "system": claim.system, "source": claim.source}
         return ClaimRow(condition=condition, verdict=verdict, reason=reason, measured=measured, **fixed)
 
-    if claim.measure is None:
+    if claim.unmeasured:
         return row("not measurable here", claim.unmeasured)
     if run.on_cpu:
-        return row("not measurable here", "a speed claim needs the kernel on a GPU; this run was on a CPU")
+        return row("not measurable here", "the claim needs a GPU; this run was on a CPU")
+    if claim.accuracy:
+        return row(*_judge_accuracy(claim.accuracy, run))
     sides = {name: _points(run, claim.measure, name) for name in (claim.measure.ours, claim.measure.baseline)}
     for name, points in sides.items():
         if points.empty:
@@ -118,26 +135,48 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
     ours, baseline = sides.values()
     for name, points in sides.items():
         if not points["timed"].any():
-            return row("not measurable here", f"no time of {name}: {_losses(points)}")
-    ratios = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]])
+            return row("not measurable here", f"no {claim.measure.of} of {name}: {_losses(points)}")
+    ratios = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]], claim.measure.of)
     if ratios.empty:
-        return row("not measurable here", "ours and the baseline were timed on no common case")
+        return row("not measurable here", "ours and the baseline have no case in common")
     value = _STATISTICS[claim.statistic](list(ratios))
     measured = f"{value:.2f}x {claim.statistic} of {len(ratios)} ({ratios.min():.2f}x to {ratios.max():.2f}x)"
     if claim.value is None:
         return row("not measurable here", "the published value could not be confirmed", measured)
     share = math.log(value) / math.log(claim.value)
     verdict: Verdict = "reproduced" if share >= REPRODUCED else "partly" if share >= PARTLY else "not"
-    reasons = [f"{share:.0%} of the published gain" if value > 1 else "no gain: ours is not faster than the baseline"]
+    reasons = [f"{share:.0%} of the published gain" if value > 1 else "no gain: ours is not better than the baseline"]
     if len(ours) < claim.measure.points:
         reasons.append(f"the run has {len(ours)} of the {claim.measure.points} points")
     if not ours["timed"].all():
-        reasons.append(f"ours has no time on some: {_losses(ours)}")
+        reasons.append(f"ours has no {claim.measure.of} on some: {_losses(ours)}")
     if verdict == "reproduced" and len(reasons) > 1:
         verdict = "partly"
     if not baseline["timed"].all():
-        reasons.append(f"left out, for the baseline has no time there: {_losses(baseline)}")
+        reasons.append(f"left out, for the baseline has no {claim.measure.of} there: {_losses(baseline)}")
     return row(verdict, "; ".join(reasons), measured)
+
+
+def _judge_accuracy(measure: Accuracy, run: Run) -> tuple[Verdict, str, str]:
+    """Verdict, reason and what was measured. At most partly: the published tasks need downloads and longer runs."""
+    ended = pd.DataFrame([{**training.ended, "label": training.who["label"]} for training in run.trainings()])
+    if ended.empty or measure.ours not in set(ended["method"]):
+        return "not measurable here", f"the run has no training by {measure.ours} that ended", ""
+    better, said = [], []
+    for (task, source), own in ended.groupby(["task", "source"]):
+        means = own.groupby("method")["test_accuracy"].mean()
+        others = means[[name for name in measure.others if name in means]]
+        if measure.ours not in means or others.empty:
+            continue
+        better.append(means[measure.ours] > others.max())
+        labels = dict(zip(own["method"], own["label"], strict=True))
+        rest = ", ".join(f"{labels[name]} {value:.1%}" for name, value in others.items())
+        said.append(f"{task} ({source}) {means[measure.ours]:.1%} against {rest}")
+    if not better:
+        return "not measurable here", f"the run has no training of a task by {measure.ours} and by another", ""
+    seeds, steps = ended["seed"].nunique(), ended["steps"].max()
+    reason = f"best on {sum(better)} of {len(better)} tasks, after {steps} steps, {seeds} seed{'s' * (seeds > 1)}"
+    return "partly" if all(better) else "not", reason, "; ".join(said)
 
 
 def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
@@ -152,7 +191,7 @@ def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
     for column, wanted in measure.where.items():
         rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     kinds = ("kernel",) if rows["role"].eq("ours").any() else ON_GPU
-    timed = (rows["status"] == "ok") & rows["backend"].isin(kinds) & rows["cold_median_s"].notna()
+    timed = (rows["status"] == "ok") & rows["backend"].isin(kinds) & rows[measure.column].notna()
     return rows.assign(timed=timed)
 
 
@@ -162,10 +201,13 @@ def _losses(points: pd.DataFrame) -> str:
     return ", ".join(f"{count} x {status} ({reason})" for (status, reason), count in counts.items())
 
 
-def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame) -> pd.Series:
-    """Baseline time / our time of each common case: the record's own where it is over this baseline, else from the
-    samples, both as the median over the rounds."""
+def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame, of: str) -> pd.Series:
+    """The baseline's time or memory / ours of each common case. Of times, the record's own where it is over this
+    baseline, else from the samples, both as the median over the rounds."""
     theirs, own = baseline["contender"].iloc[0], ours["contender"].iloc[0]
+    if of == "peak memory":
+        peaks = ours.merge(baseline, on=_KEY, suffixes=("", "_of_baseline"))
+        return (peaks["peak_bytes_of_baseline"] / peaks["peak_bytes"]).astype(float)
     common = ours.merge(baseline[_KEY], on=_KEY)
     if (common["baseline"] == theirs).all() and common["speedup"].notna().all():
         return common["speedup"]

@@ -64,7 +64,9 @@ class Record(BaseModel):
     experiment: str = _column("group of panels that answers one question", "")
     panel: str = _column("group of cases drawn together", "")
     case_id: str = _column("stable id of the case, a function of its parameters only", "")
-    op: str = _column("attention | block_sparse_attention | spmm | training_step | decode_step", "")
+    op: str = _column(
+        "attention | block_sparse_attention | spmm | training_step | sparse_training_step | decode_step", ""
+    )
     direction: Literal["forward", "backward"] | None = _column("forward, backward, or null where it has no meaning")
     contender: str = _column("name of the contender", "")
     role: Literal["ours", "baseline", "control"] = _column("ours, baseline or control", "baseline")
@@ -98,7 +100,7 @@ class Record(BaseModel):
     tile_density_variance: float | None = _column("variance of that share over the tiles")
     block: int | None = _column("block side of a block pattern")
     density: float | None = _column("share of blocks kept, counted")
-    model: str | None = _column("name of the model (training step, decoding step)")
+    model: str | None = _column("name of the model (steps of training and decoding)")
     layers: int | None = _column("layers of the model")
     parameters: int | None = _column("weights of the model")
     tokens: int | None = _column("tokens of one call, over the batch")

@@ -24,3 +24,13 @@ def not_run(run: Run, op: str) -> pd.DataFrame:
     rows = run.select(op, [], [], speed=True)
     lost = rows[rows["status"] != "ok"]
     return lost.groupby(["label", "status", "reason"], dropna=False, sort=False).size().rename("cases").to_frame()
+
+
+def monitor_cost(run: Run) -> pd.DataFrame:
+    """What SAT's exact monitor adds to a training step with fused attention, as a share of it, by case."""
+    case = ["seqlen_q", "density"]
+    rows = run.select("sparse_training_step", case, ["cold_median_s"], speed=True)
+    times = rows.pivot_table(index=["case_id", *case], columns="contender", values="cold_median_s", dropna=False)
+    times = times.reindex(columns=["sat_dense_phase", "dense_flash"])
+    every = (times["sat_dense_phase"] / times["dense_flash"] - 1).dropna()
+    return pd.DataFrame({"every step": every, "every tenth": every / 10}).droplevel("case_id").sort_index()

@@ -41,6 +41,8 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "training_speedup": ("training_speedup", {}),
     "training_memory": ("peak_memory", {"op": "training_step", "what": "Training step"}),
     "training_curves": ("training_curves", {}),
+    "sparse_training_step": ("sparse_training_step", {}),
+    "sparse_training_density": ("sparse_training_density", {}),
     "sparse_training_convergence": ("sparse_training_convergence", {}),
     "sparse_training_transition": ("sparse_training_transition", {}),
     "sparse_training_patterns": ("sparse_training_patterns", {}),

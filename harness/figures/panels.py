@@ -35,6 +35,7 @@ _FORMATS = {
 _SHORT = {
     "block_sparse_attention": "block-sparse",
     "training_step": "training step",
+    "sparse_training_step": "sparse training",
     "decode_step": "decoding step",
     "opt_125m": "OPT-125M",
     "opt_1_3b": "OPT-1.3B",

@@ -19,7 +19,8 @@ from harness.records import CurvePoint, Record
 from impl.sparse_training.labels import LABELS
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
-OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "decode_step")  # whose times figures compare
+# whose times figures compare
+OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
 MISSING = {
     "out_of_memory": "OOM",

@@ -63,6 +63,19 @@ LOGIT = 16  # of one logit: float16, float32, its softmax, its gradient
 HELD = 6  # contenders of a case that are ready at the same time
 
 
+def batch_of_tokens(given: Any) -> Any:
+    """A case's fields with batch = tokens / seqlen, where tokens are given. Raises ValueError where they cannot be."""
+    fields = dict(given)
+    if "tokens" not in fields:
+        return fields
+    tokens, seqlen = fields.pop("tokens"), fields.get("seqlen")
+    if "batch" in fields:
+        raise ValueError("tokens and batch are both given; remove one")
+    if not all(type(x) is int and x > 0 for x in (tokens, seqlen)) or tokens % seqlen:
+        raise ValueError(f"tokens={tokens!r} must be a positive multiple of seqlen={seqlen!r}")
+    return {**fields, "batch": tokens // seqlen}
+
+
 class TrainingStepParams(CaseParams):
     """A case. `tokens` gives batch = tokens / seqlen."""
 
@@ -74,15 +87,7 @@ class TrainingStepParams(CaseParams):
     @model_validator(mode="before")
     @classmethod
     def _expand_tokens(cls, given: Any) -> Any:
-        fields = dict(given)
-        if "tokens" not in fields:
-            return fields
-        tokens, seqlen = fields.pop("tokens"), fields.get("seqlen")
-        if "batch" in fields:
-            raise ValueError("tokens and batch are both given; remove one")
-        if not all(type(x) is int and x > 0 for x in (tokens, seqlen)) or tokens % seqlen:
-            raise ValueError(f"tokens={tokens!r} must be a positive multiple of seqlen={seqlen!r}")
-        return {**fields, "batch": tokens // seqlen}
+        return batch_of_tokens(given)
 
     @property
     def shape(self) -> Shape:

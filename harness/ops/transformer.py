@@ -107,7 +107,7 @@ def with_weights(
     return model
 
 
-def gradients(model: Transformer) -> dict[str, Tensor]:
+def gradients(model: nn.Module) -> dict[str, Tensor]:
     """By name, as they are."""
     return {key: part for name, p in model.named_parameters() for key, part in _parts(name, p.grad)}
 
@@ -134,22 +134,22 @@ class Training:
     `scale_steps` is after how many steps without an overflow the loss is scaled up.
     """
 
-    model: Transformer
+    model: nn.Module  # which returns losses
     dtype: torch.dtype
     learning_rate: float
     scale_steps: int = 2000
 
     def __post_init__(self) -> None:
-        device = self.model.positions.device.type
+        device = next(self.model.parameters()).device.type
         options = {"lr": self.learning_rate, "fused": True, "capturable": device == "cuda"}
         self._optimizer = torch.optim.AdamW(self.model.parameters(), **options)
         self._scaler = torch.amp.GradScaler(
             device, LOSS_SCALE, growth_interval=self.scale_steps, enabled=self.dtype == torch.float16
         )
 
-    def step(self, tokens: Tensor, targets: Tensor, predicted: Tensor | None = None) -> dict[str, Tensor]:
-        """One step; its token losses and gradients, which the step does not keep."""
-        losses = mixed_losses(self.model, self.dtype, tokens, targets, predicted)
+    def step(self, *batch: Tensor | None) -> dict[str, Tensor]:
+        """One step; its losses and gradients, which the step does not keep."""
+        losses = mixed_losses(self.model, self.dtype, *batch)
         self._scaler.scale(losses.mean()).backward()
         self._scaler.step(self._optimizer)  # which also unscales the gradients
         self._scaler.update()
@@ -158,14 +158,14 @@ class Training:
         return outputs
 
 
-def mixed_losses(model: Transformer, dtype: torch.dtype, *batch: Tensor | None) -> Tensor:
-    """The token losses of `batch`, under autocast where the weights are not of `dtype`."""
-    weights = model.positions
+def mixed_losses(model: nn.Module, dtype: torch.dtype, *batch: Tensor | None) -> Tensor:
+    """The losses of `batch`, under autocast where the weights are not of `dtype`."""
+    weights = next(model.parameters())
     with torch.autocast(weights.device.type, dtype, enabled=weights.dtype != dtype):
         return model(*batch)
 
 
-def plain_step(model: Transformer, dtype: torch.dtype, *batch: Tensor | None) -> dict[str, Tensor]:
+def plain_step(model: nn.Module, dtype: torch.dtype, *batch: Tensor | None) -> dict[str, Tensor]:
     """What `Training.step` gives, without an optimizer."""
     losses = mixed_losses(model, dtype, *batch)
     (losses.mean() * LOSS_SCALE).backward()

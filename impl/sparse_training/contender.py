@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.contender import Contender, Prepared, Target
+from harness.lazy import lazy_import
+from harness.method_step import MethodStep
 from harness.ops.base import Tensors
 from harness.ops.block_sparse_attention import BlockSparseParams
 from harness.ops.calls import attention_call
+from harness.ops.sparse_training_step import SparseTrainingStepParams
 
 if TYPE_CHECKING:
     from impl.cuda.build import Kernel
     from impl.cuda.steps import Launch
     from impl.sparse_training.block_pattern import BlockPattern
+    from impl.sparse_training.methods.base import Attention
+
+torch = lazy_import("torch")
+
+_SOURCE = "Yoon et al., IEEE Access 12, 2024, doi 10.1109/ACCESS.2024.3425638"
 
 
 def _kernel_call(
@@ -41,7 +49,7 @@ class SatBlockSparse(Contender):
     role = "ours"
     label = "SAT (ours)"
     summary = "our block-sparse attention after SAT; making the pattern's lists is set-up"
-    source = "Yoon et al., IEEE Access 12, 2024, doi 10.1109/ACCESS.2024.3425638"
+    source = _SOURCE
     sources = (
         *("impl/sparse_training/api.py", "impl/sparse_training/block_pattern.py", "impl/sparse_training/kernels"),
         *("impl/sparse_training/reference.py", "impl/cuda", "harness/ops/calls.py"),
@@ -72,3 +80,56 @@ class SatBlockSparse(Contender):
             options = {"pattern": pattern, "causal": params.causal, "softmax": params.softmax}
             run = attention_call(functools.partial(block_sparse_attention, **options), inputs)
         return Prepared(run, variant=params.softmax, **fields)
+
+
+class SatStep(MethodStep):
+    """The sparse phase, over the case's pattern. A CPU runs the reference: a step's kernels emulate for too long."""
+
+    method, role, source = "sat", "ours", _SOURCE
+    sources = SatBlockSparse.sources
+
+    def fields(self, params: SparseTrainingStepParams, inputs: Tensors, target: Target) -> dict[str, Any]:
+        from impl.cuda.backend import kernel_fields
+        from impl.sparse_training.block_pattern import BlockPattern
+
+        if not target.is_cuda:
+            return {"backend": "reference", "note": "the plain-torch reference: a step's kernels emulate for too long"}
+        layer = params.attention("backward").model_copy(update={"batch": 1})
+        shape = (1, layer.num_heads, layer.seqlen_q, layer.head_dim)
+        some = torch.zeros(shape, dtype=torch.float16, device=target.device)
+        kernels: list[Kernel] = []
+        tensors = dict.fromkeys(("q", "k", "v", "dout"), some)
+        pattern = BlockPattern.of(inputs["pattern"], params.block)
+        _kernel_call(layer, tensors, pattern, lambda kernel, *_: kernels.append(kernel))()
+        return {**kernel_fields(kernels, some.device), "variant": layer.softmax}
+
+
+class SatDensePhaseStep(MethodStep):
+    """The dense phase: fused attention, and on every step the exact maps, the learned pattern and the test."""
+
+    method, computes, role, source = "sat", "dense", "ours", _SOURCE
+    name, label = "sat_dense_phase", "SAT, dense phase, watched"
+    sources = SatBlockSparse.sources
+    dense_phase = watched = True
+
+    def monitor(
+        self, params: SparseTrainingStepParams, attentions: list[Attention], target: Target
+    ) -> Callable[[], object]:
+        from impl.sparse_training.pattern import LearnedPattern, TransitionMonitor, pattern_loss
+
+        patterns = torch.nn.ModuleList(LearnedPattern(params.recipe.blocks) for _ in attentions).to(target.device)
+        options = {"lr": 0.0, "fused": True, "capturable": target.is_cuda}
+        optimizer = torch.optim.AdamW(patterns.parameters(), **options)
+        monitor = TransitionMonitor(params.layers, params.seqlen).to(target.device)
+
+        def look() -> None:
+            maps = torch.stack([attention.map for attention in attentions])
+            pattern_loss(patterns, maps, params.block).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor(maps)
+
+        return look
+
+    def fields(self, params: SparseTrainingStepParams, inputs: Tensors, target: Target) -> dict[str, Any]:
+        return {"backend": "kernel" if target.is_cuda else "reference"}

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-WIDTH, HIDDEN, HEADS = 64, 128, 2
+from impl.sparse_training.recipes import HEADS, HIDDEN, WIDTH
+
 DROPOUT = 0.1
 
 

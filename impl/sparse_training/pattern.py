@@ -6,6 +6,7 @@ float32 [seqlen, seqlen]. All on the tensors' device but the flood fill, a walk 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 RANK = 32  # of the learned pattern
+PATTERN_LOSS = 0.01  # times layers, before the sum of the layers' losses
 DIAGONAL_FILTER = 31  # side of SPION's convolution
 SpionVariant = Literal["C", "F", "CF"]
 
@@ -32,6 +34,12 @@ class LearnedPattern(nn.Module):
     def loss(self, pooled: Tensor) -> Tensor:
         """Mean squared error to the pooled map, which gets no gradient."""
         return functional.mse_loss(self(), pooled.detach())
+
+
+def pattern_loss(patterns: Iterable[LearnedPattern], maps: Tensor, block: int) -> Tensor:
+    """The published weight times the sum of the layers' losses; maps: float32 [layers, seqlen, seqlen]."""
+    losses = [pattern.loss(pool(layer, block)) for pattern, layer in zip(patterns, maps, strict=True)]
+    return PATTERN_LOSS * len(maps) * sum(losses)
 
 
 def pool(attention_map: Tensor, block: int) -> Tensor:

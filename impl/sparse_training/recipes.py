@@ -12,6 +12,7 @@ import numpy as np
 from impl.sparse_training.tasks import images, listops, pathfinder, texts
 from impl.sparse_training.tasks.dataset import Split
 
+WIDTH, HIDDEN, HEADS = 64, 128, 2  # of the model, in all tasks
 BYTES = 256  # tokens of grey values and of text
 
 

@@ -19,11 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from impl.sparse_training.methods import METHODS, Method
 from impl.sparse_training.methods.block_sparse import BlockSparse
 from impl.sparse_training.model import Encoder
-from impl.sparse_training.pattern import LearnedPattern, Reading, TransitionMonitor, largest_blocks, pool, spion_pattern
+from impl.sparse_training.pattern import (
+    LearnedPattern,
+    Reading,
+    TransitionMonitor,
+    largest_blocks,
+    pattern_loss,
+    spion_pattern,
+)
 from impl.sparse_training.recipes import Data, Recipe
 from impl.sparse_training.tasks.dataset import Split
 
-PATTERN_LOSS = 0.01  # times layers, before the sum of the layers' losses
 CLIP = 1.0  # of each gradient value
 BETAS, EPSILON = (0.9, 0.999), 1e-6
 SPION_CHANGE = 0.15
@@ -231,8 +237,7 @@ class Trainer:
     def _pattern_loss(self, maps: Tensor | None) -> Tensor | float:
         if maps is None or self.method.transition != "sat":
             return 0.0
-        losses = [p.loss(pool(layer, self.recipe.block)) for p, layer in zip(self.patterns, maps, strict=True)]
-        return PATTERN_LOSS * self.recipe.layers * sum(losses)
+        return pattern_loss(self.patterns, maps, self.recipe.block)
 
     def _read(self, maps: Tensor | None) -> Reading | None:
         monitors = self.method.transition == "sat" or self.method.monitor_on_cpu

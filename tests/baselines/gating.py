@@ -56,6 +56,10 @@ TRAINING_SHAPES = [
     {"model": "tiny_decoder", "batch": 1, "seqlen": 70},
     {"model": "tiny_decoder", "batch": 2, "seqlen": 65, "dtype": "bfloat16"},
 ]
+SPARSE_STEP_SHAPES = [
+    {"batch": 2, "seqlen": 70, "block": 32, "density": 0.5, "layers": 1},
+    {"batch": 1, "seqlen": 33, "block": 64, "density": 1.0, "layers": 2},
+]
 DECODE_SHAPES = [
     {"model": "tiny_opt", "batch": 3, "prompt": 5, "new_tokens": 8, "sparsity": 0.8},
     {"model": "tiny_opt", "batch": 1, "prompt": 1, "new_tokens": 36, "sparsity": 0.5},
@@ -66,6 +70,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "block_sparse_attention": [{**shape, **d} for shape in BLOCK_SPARSE_SHAPES for d in DIRECTIONS],
     "spmm": SPMM_SHAPES,
     "training_step": TRAINING_SHAPES,
+    "sparse_training_step": SPARSE_STEP_SHAPES,
     "decode_step": DECODE_SHAPES,
 }
 CPU = Target("cpu", "a CPU")

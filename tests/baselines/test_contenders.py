@@ -68,6 +68,10 @@ def test_every_contender_the_project_promises_is_there():
         "training_step": {
             *("unfused_fp16", "sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "sdpa_math", "spark_attention"),
         },
+        "sparse_training_step": {
+            *("dense", "dense_map", "dense_monitor", "dense_flash", "sat", "sat_dense_phase", "sat_csr", "window"),
+            *("bigbird", "linformer", "performer", "nystromformer"),
+        },
         "decode_step": {"pytorch_fp16", "flash_llm_tiled_csl", "flash_llm_bitmap", "flash_llm_two_of_four"},
         "block_sparse_attention": {
             *("flex_attention", "sdpa_masked", "sdpa_dense_cudnn", "sdpa_dense_flash", "sat_block_sparse"),

@@ -49,7 +49,7 @@ def test_verdict_follows_the_share_of_the_gain(tmp_path, published, expected):
 def test_a_slower_kernel_fails_its_claim(tmp_path):
     row = verdict(records(speedup=0.8), tmp_path)
     assert row.verdict == "not"
-    assert "not faster" in row.reason
+    assert "no gain" in row.reason
 
 
 @pytest.mark.parametrize("statistic", ["mean", "max"])
@@ -181,3 +181,45 @@ def test_the_read_off_points_agree_with_the_claims():
 def test_bad_config_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         write_claims(tmp_path / "nowhere.yaml")
+
+
+def sat_claim(name):
+    (claim,) = [c for c in load_claims() if c.id == f"sat.{name}"]
+    return claim
+
+
+def test_a_training_step_is_judged_by_its_time_and_by_its_memory(tmp_path):
+    made = synthetic.sparse_training(synthetic.Maker("cuda"), [(1024, 0.04), (2048, 0.04), (4096, 0.04)], 65536)
+    for record in made:
+        record.panel = "methods" if record.seqlen_q > 1024 else "lengths"
+        if record.contender == "dense":
+            record.peak_bytes = {2048: 5, 4096: 14}.get(record.seqlen_q, 1000) * 10**9
+        elif record.contender == "sat":
+            record.peak_bytes, record.speedup = 2 * 10**9, {2048: 1.5, 4096: 3.0}.get(record.seqlen_q, 99.0)
+    run = synthetic.run_of(made, tmp_path)
+    row = judge(sat_claim("training.max"), run)
+    assert row.measured == "3.00x maximum of 2 (1.50x to 3.00x)"
+    assert row.verdict == "reproduced"
+    row = judge(sat_claim("memory.max"), run)
+    assert row.measured == "7.00x maximum of 2 (2.50x to 7.00x)"
+    assert row.verdict == "reproduced"
+    for record in made:
+        if record.contender == "sat":
+            record.peak_bytes = None
+    row = judge(sat_claim("memory.max"), synthetic.run_of(made, tmp_path))
+    assert row.verdict == "not measurable here"
+    assert "no peak memory of sat" in row.reason
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(0.6, "partly"), (0.4, "not")])
+def test_accuracy_is_judged_by_the_trainings(tmp_path, ours, expected):
+    run = synthetic.run_of(synthetic.sparse_training(synthetic.Maker("cuda"), [(64, 0.5)], 128), tmp_path)
+    claim = sat_claim("accuracy")
+    row = judge(claim, run)
+    assert row.verdict == "not measurable here"  # dense_flash is none of the others
+    synthetic.training_run(tmp_path, "window", None, 0.5)
+    synthetic.training_run(tmp_path, "sat", 37, ours)
+    row = judge(claim, run)
+    assert row.verdict == expected
+    assert row.measured == f"listops (generated) {ours:.1%} against sliding window 50.0%"
+    assert f"best on {int(ours > 0.5)} of 1 tasks, after 100 steps, 1 seed" in row.reason

@@ -226,10 +226,12 @@ def test_the_headline_panels_of_spmm_are_the_whole_grid_of_the_paper(name):
 def test_energy_is_taken_on_twelve_cells_and_on_few_steps_of_each_kind(name):
     config = load_config(ROOT / "config" / f"{name}.yaml")
     cells = [row for panel in config.panel_names() for row in config.rows(panel) if row[1] in row[0].energy]
-    steps = {op: [(c.id, who) for c, who in cells if c.op.name == op] for op in ("training_step", "decode_step")}
+    kinds = ("training_step", "sparse_training_step", "decode_step")
+    steps = {op: [(c.id, who) for c, who in cells if c.op.name == op] for op in kinds}
     assert len(cells) - sum(map(len, steps.values())) == 12
-    assert [len({case for case, _ in own}) for own in steps.values()] == [1, {"v100": 1, "h200": 2}[name]]
+    assert [len({case for case, _ in own}) for own in steps.values()] == [1, 1, {"v100": 1, "h200": 2}[name]]
     assert {"unfused_fp16", "spark_attention"} < {who for _, who in steps["training_step"]}
+    assert {who for _, who in steps["sparse_training_step"]} == {"dense", "dense_flash", "sat"}
     assert {"pytorch_fp16"} < {who for _, who in steps["decode_step"]}
 
 

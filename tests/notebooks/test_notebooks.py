@@ -27,6 +27,7 @@ def run_folder(folder, config):
         ("spmm", "h200", "a random pattern violates 2:4"),
         ("block_sparse_attention", "h200", "package not installed"),
         ("training_step", "h200", "CUDA out of memory"),
+        ("sparse_training_step", "h200", "CUDA out of memory"),
         ("decode_step", "h200", "needs 371 GB"),
     ],
 )
@@ -45,7 +46,14 @@ def test_notebook_runs_and_shows_tables_and_a_figure(tmp_path, name, config, los
 
 
 def test_notebooks_are_kept_without_outputs():
-    assert NOTEBOOKS == ("attention", "block_sparse_attention", "decode_step", "spmm", "training_step")
+    assert NOTEBOOKS == (
+        "attention",
+        "block_sparse_attention",
+        "decode_step",
+        "sparse_training_step",
+        "spmm",
+        "training_step",
+    )
     for name in NOTEBOOKS:
         cells = nbformat.read(FOLDER / f"{name}.ipynb", 4).cells
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

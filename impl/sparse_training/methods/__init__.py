@@ -19,8 +19,7 @@ from impl.sparse_training.methods.linformer import Linformer
 from impl.sparse_training.methods.nystromformer import Nystromformer
 from impl.sparse_training.methods.performer import Performer
 from impl.sparse_training.methods.reformer import Reformer
-from impl.sparse_training.model import HEADS, WIDTH
-from impl.sparse_training.recipes import Recipe
+from impl.sparse_training.recipes import HEADS, WIDTH, Recipe
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ class Attention(nn.Module):
 
 
 def in_float32(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`forward` of a module with q, k, v in float32, whatever autocast says; its output in v's dtype again."""
+    """`forward` of a module with q, k, v in float32 or wider, whatever autocast says; its output in v's dtype again."""
 
     @functools.wraps(forward)
     def wide(self: nn.Module, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        dtype = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
-            return forward(self, q.float(), k.float(), v.float(), lengths).to(v.dtype)
+            return forward(self, q.to(dtype), k.to(dtype), v.to(dtype), lengths).to(v.dtype)
 
     return wide

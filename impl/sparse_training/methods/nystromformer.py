@@ -32,7 +32,7 @@ class Nystromformer(Attention):
         segment = segment.div(lengths.clamp(min=1)[:, None], rounding_mode="floor")
         member = (segment[:, None] == torch.arange(self.landmarks, device=q.device)[:, None])[:, None] & seen
         count = member.sum(3, keepdim=True)  # [batch, 1, landmarks, 1]
-        mean = member / count.clamp(min=1)
+        mean = member.to(q.dtype) / count.clamp(min=1)
         q_mean, k_mean, used = mean @ q, mean @ k, count > 0
 
         def weights(queries: Tensor, keys: Tensor, visible: Tensor) -> Tensor:

@@ -28,6 +28,9 @@ SPMM = {"cublas": 4.1e12, "cusparse_csr": 2e11, "semi_structured": None,
 BLOCK_SPARSE = {"flex_attention": 230, "sdpa_masked": 30, "sdpa_dense_cudnn": 450, "sdpa_dense_flash": 300,
                 "sat_block_sparse": None}  # fmt: skip
 TRAINING = {"unfused_fp16": 60, "sdpa_efficient": 130, "sdpa_flash": 280, "sdpa_cudnn": 400, "spark_attention": 240}
+# Seconds of the rest of a step, and of attention at 4096 tokens.
+SPARSE_TRAINING = {"dense": (2e-3, 3e-2), "dense_flash": (2e-3, 6e-3), "sat_dense_phase": (3e-3, 6e-3),
+                   "sat": (2e-3, None), "window": (2e-3, 1e-3)}  # fmt: skip
 DECODING = {"pytorch_fp16": 3.6e12, "flash_llm_tiled_csl": 2.6e12, "flash_llm_bitmap": 2.4e12}
 LABELS = {
     "unfused_fp16": "unfused FP16", "sdpa_math": "SDPA math", "sdpa_efficient": "SDPA efficient",
@@ -39,6 +42,8 @@ LABELS = {
     "flash_llm_tiled_csl": "Flash-LLM Tiled-CSL", "flash_llm_bitmap": "Flash-LLM bitmap",
     "sdpa_masked": "SDPA masked", "sdpa_dense_cudnn": "cuDNN dense", "sdpa_dense_flash": "flash dense",
     "sat_block_sparse": "SAT block-sparse", "pytorch_fp16": "PyTorch FP16 (dense)",
+    "dense": "dense, materialised", "dense_flash": "dense, SDPA flash", "sat": "SAT", "window": "sliding window",
+    "sat_dense_phase": "SAT, dense phase, watched",
 }  # fmt: skip
 OURS = ("spark", "flash_llm", "sat")
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -195,6 +200,23 @@ def training(maker: Maker, models: tuple[str, ...], lengths: tuple[int, ...], to
     return with_speedups(records, "unfused_fp16")
 
 
+def sparse_training(maker: Maker, cases: list[tuple[int, float]], tokens: int) -> list[Record]:
+    """SAT's attention takes a fused one's time times twice the density."""
+    records = []
+    for seqlen, density in cases:
+        case = {"seqlen": seqlen, "tokens": tokens, "density": density}
+        for contender, (rest, attention) in SPARSE_TRAINING.items():
+            seconds = rest + (attention or 2 * density * 6e-3) * seqlen / 4096
+            record = maker.record("sparse_training_step", contender, seconds, case)
+            if maker.cuda:
+                record.peak_bytes = 2**31 + (2**22 * seqlen if contender == "dense" else 0)
+            if contender == "dense" and seqlen > 8192:
+                record.status, record.reason = "out_of_memory", "OutOfMemoryError: CUDA out of memory"
+                record.cold_median_s = record.tflops = record.peak_bytes = None
+            records.append(record)
+    return with_speedups(records, "dense")
+
+
 def decoding(maker: Maker, models: tuple[str, ...], batches: tuple[int, ...]) -> list[Record]:
     """Made-up bandwidths; OPT-175B fits as a bitmap only."""
     records, op = [], OPS["decode_step"]
@@ -233,24 +255,29 @@ def curves(steps: int = 200) -> pd.DataFrame:
 def trainings(folder: Path) -> None:
     """Two ended runs of `voltabench train`, in the folder of a run: dense, and SAT with its transition at step 37."""
     for method, moved in (("dense_flash", None), ("sat", 37)):
-        own = folder / "training" / f"listops-{method}-seed0"
-        own.mkdir(parents=True, exist_ok=True)
-        lines = []
-        for step in range(0, 100, 4):
-            phase = "sparse" if moved and step >= moved else "dense"
-            line = {"step": step, "phase": phase, "loss": 2 / (1 + step), "seconds": 0.1 * step}
-            if moved and step < moved:
-                distance = [1 / step, 2 / step] if step else [None, None]
-                line |= {"skewness": [step / 20, step / 15], "distance": distance}
-            lines.append(json.dumps(line))
-        (own / "steps.jsonl").write_text("\n".join(lines))
-        ended = {
-            "task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated", "test_accuracy": 0.5,
-            "min_skewness": 1.7 if moved else None, "max_change": 0.2 if moved else None,
-            "peak_bytes": {"dense": 3 * 2**30, "sparse": 2**29} if moved else {},
-            "patterns": [[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]] if moved else [],
-        }  # fmt: skip
-        (own / "run.json").write_text(json.dumps(ended))
+        training_run(folder, method, moved, 0.5)
+
+
+def training_run(folder: Path, method: str, moved: int | None, accuracy: float) -> None:
+    """One of them; `moved` is the step of its transition."""
+    own = folder / "training" / f"listops-{method}-seed0"
+    own.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for step in range(0, 100, 4):
+        phase = "sparse" if moved and step >= moved else "dense"
+        line = {"step": step, "phase": phase, "loss": 2 / (1 + step), "seconds": 0.1 * step}
+        if moved and step < moved:
+            distance = [1 / step, 2 / step] if step else [None, None]
+            line |= {"skewness": [step / 20, step / 15], "distance": distance}
+        lines.append(json.dumps(line))
+    (own / "steps.jsonl").write_text("\n".join(lines))
+    ended = {
+        "task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated", "test_accuracy": accuracy,
+        "min_skewness": 1.7 if moved else None, "max_change": 0.2 if moved else None,
+        "peak_bytes": {"dense": 3 * 2**30, "sparse": 2**29} if moved else {},
+        "patterns": [[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]] if moved else [],
+    }  # fmt: skip
+    (own / "run.json").write_text(json.dumps(ended))
 
 
 def add_energy(maker: Maker, records: list[Record]) -> list[Record]:
@@ -279,6 +306,8 @@ def gpu_records(seed: int = 0) -> list[Record]:
     records += spmm(maker, shapes, (8, 16, 32), (0.6, 0.7, 0.8, 0.9))
     records += block_sparse(maker, (1024, 2048), (0.065, 0.13, 0.22, 0.52, 1.0))
     records += training(maker, ("bert_base", "gpt2"), lengths, 16384)
+    cases = [*((seqlen, 0.04) for seqlen in (1024, 2048, 4096, 16384)), (4096, 0.25), (4096, 0.9)]
+    records += sparse_training(maker, cases, 65536)
     records += decoding(maker, ("opt_30b", "opt_175b"), (8, 16, 32, 64))
     return add_energy(maker, records)
 
@@ -289,6 +318,7 @@ def cpu_records(seed: int = 0) -> list[Record]:
     records = attention(maker, (64, 128), 128, 128)
     records += spmm(maker, ((256, 128), (192, 320)), (8, 17), (0.7, 0.8, 0.9))
     records += training(maker, ("tiny_encoder", "tiny_decoder"), (32, 128), 128)
+    records += sparse_training(maker, [(64, 0.5), (128, 0.5)], 128)
     records += decoding(maker, ("tiny_opt",), (2, 8))
     return records + block_sparse(maker, (128,), (0.25, 1.0))
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from matplotlib.text import Text
 
 from harness.errors import ConfigError
 from harness.figures import FIGURES, FORMATS, caption, draw, render, save
+from harness.figures.sparse_training_density import break_even
 from harness.paths import ROOT
 from tests.harness.figures import synthetic
 
@@ -498,3 +500,26 @@ def test_a_run_without_trainings_says_so(tmp_path):
         rows, figure = render(run, f"sparse_training_{name}")
         assert rows.empty
         assert any(text.startswith("no ") for text in texts(figure))
+
+
+def test_break_even_is_where_the_sparse_step_takes_as_long(gpu, gpu_figure):
+    rows, figure = gpu_figure("sparse_training_density")
+    flash = rows[(rows["contender"] == "dense_flash") & (rows["seqlen_q"] == 4096)]
+    assert 0.25 < flash["break_even"].iloc[0] < 0.9  # by the made-up times at 0.5
+    assert rows[rows["contender"] == "dense"]["break_even"].isna().all()
+    assert any("dense, materialised: not up to 0.9" in text for text in texts(figure))
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ([4.0, 2.0, 0.5], 0.2 * 2**0.5),
+        ([1.0, 0.5, 0.25], 0.1),
+        ([4.0, None, 0.25], 0.2),
+        ([8.0, 4.0, 2.0], math.nan),
+        ([0.9, 0.8, 0.7], math.nan),
+    ],
+)
+def test_break_even_by_hand(speedups, expected):
+    found = break_even(pd.Series([0.1, 0.2, 0.4]), pd.Series(speedups, dtype=float))
+    assert found == pytest.approx(expected, nan_ok=True)
