@@ -56,7 +56,7 @@ class Cell:
 
     def take_prepared(self, prepared: Prepared, setup_s: float) -> None:
         record = self.record
-        self.prepared, record.setup_s = prepared, setup_s
+        self.prepared, record.setup_s = prepared, max(setup_s, prepared.conversion_s or 0.0)  # made for a case before
         for name in (
             "backend",
             "kernel_arch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from impl.flash_llm.formats.tiled_csl import TILE_COLS, TILE_ROWS
 
-_STRIP_ELEMENTS = 1 << 26  # looked at at once, at 4 bytes each at most
 _SAMPLE = 1 << 20  # elements that a first guess of the threshold is made from
 _MAGNITUDES = 1 << 15  # of a 16-bit float: its bits without the sign, in the order of its absolute values
 
@@ -27,42 +26,32 @@ def prune_(w: Tensor, sparsity: float) -> Tensor:
     if not 0 <= sparsity <= 1:
         raise ValueError(f"sparsity must be in [0, 1], not {sparsity}")
     wanted = round(sparsity * w.numel())
-    threshold = _threshold(w, wanted)
-    ties = wanted - _count_below(w, threshold)
-    for magnitude, elements in _strips(w):
-        elements.masked_fill_(magnitude < threshold, 0)
-        if ties:
-            tied = (magnitude == threshold).nonzero().squeeze(1)[:ties]
-            elements[tied] = 0
-            ties -= len(tied)
+    elements = w.view(-1)
+    magnitudes = _magnitudes(elements)
+    threshold, below = _threshold(magnitudes, wanted)
+    elements.masked_fill_(magnitudes < threshold, 0)
+    elements[(magnitudes == threshold).nonzero().squeeze(1)[: wanted - below]] = 0
     return w
 
 
-def _threshold(w: Tensor, wanted: int) -> int:
-    """The largest magnitude that no more than `wanted` elements are below of: halved into a bracket that a sample of w
-    gives, and that is widened until it holds it."""
-    sample = _magnitudes(w.view(-1)[:: -(-w.numel() // _SAMPLE)]).sort().values
-    place, margin = wanted * len(sample) // w.numel(), 2 * int(len(sample) ** 0.5)  # four standard deviations, at most
-    low, high = (int(sample[min(max(place + way * margin, 0), len(sample) - 1)]) for way in (-1, 1))
-    high, step = high + 1, 1
-    while low > 0 and _count_below(w, low) > wanted:
-        low, high, step = max(0, low - step), low, 2 * step
-    while high < _MAGNITUDES and _count_below(w, high) <= wanted:
-        low, high, step = high, min(_MAGNITUDES, high + step), 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _count_below(w, middle) <= wanted else (low, middle)
-    return low
+def _threshold(magnitudes: Tensor, wanted: int) -> tuple[int, int]:
+    """The largest magnitude that no more than `wanted` are below of, and how many are: by halving what a sample leaves
+    in doubt, or all, where the sample misleads."""
 
+    @functools.cache
+    def below(magnitude: int) -> int:
+        return int((magnitudes < magnitude).sum()) if magnitude < _MAGNITUDES else len(magnitudes) + 1
 
-def _count_below(w: Tensor, magnitude: int) -> int:
-    return int(sum((strip < magnitude).count_nonzero() for strip, _ in _strips(w)))
-
-
-def _strips(w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """w a part after the other: magnitudes int16 [size], and the elements themselves."""
-    for elements in w.view(-1).split(_STRIP_ELEMENTS):
-        yield _magnitudes(elements), elements
+    sample = magnitudes[:: -(-len(magnitudes) // _SAMPLE)].sort().values
+    place, margin = wanted * len(sample) // len(magnitudes), 2 * int(len(sample) ** 0.5)  # 4 deviations, at most
+    guess = [int(sample[min(max(place + way * margin, 0), len(sample) - 1)]) for way in (-1, 1)]
+    for low, high in ((guess[0], guess[1] + 1), (0, _MAGNITUDES)):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if below(middle) <= wanted else (low, middle)
+        if below(low) <= wanted < below(high):
+            break
+    return low, below(low)
 
 
 def _magnitudes(elements: Tensor) -> Tensor:

@@ -63,6 +63,15 @@ def test_bytes_of_the_format_are_reported(contender, kind):
     assert prepared.bytes_floor == prepared.format_bytes + 2 * 128 * 8 + 2 * 256 * 8
 
 
+def test_the_weight_of_the_case_before_is_not_converted_again(contender, monkeypatch):
+    seconds = prepare_and_check(contender, monkeypatch, n=8).conversion_s
+    with monkeypatch.context() as patch:
+        patch.setattr(SparseMatrix, "_from_strips", lambda *_: pytest.fail("converted again"))
+        assert prepare_and_check(contender, monkeypatch, n=16).conversion_s == seconds
+    assert prepare_and_check(contender, monkeypatch, n=16, seed=5).conversion_s != seconds
+    assert prepare_and_check(contender, monkeypatch, n=16, m=299).conversion_s != seconds
+
+
 @pytest.mark.parametrize(("sparsity", "rule"), [(0.5, "bitmap"), (0.9, "bitmap"), (0.97, "tiled_csl")])
 def test_what_the_rule_would_choose_is_in_every_row(contender, sparsity, rule, monkeypatch):
     assert prepare_and_check(contender, monkeypatch, sparsity=sparsity).tuning["format_by_rule"] == rule

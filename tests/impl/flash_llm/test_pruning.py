@@ -30,15 +30,24 @@ def test_prunes_the_least_and_exactly_so_many(sparsity, dtype):
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.7])
-def test_of_equal_magnitudes_the_first_go(sparsity, monkeypatch):
-    """Also when they lie in several strips."""
-    monkeypatch.setattr(pruning, "_STRIP_ELEMENTS", 1000)
+def test_of_equal_magnitudes_the_first_go(sparsity):
     w = torch.randint(-2, 3, (100, 77)).half()
     expected = pruned_by_sorting(w, sparsity)
     assert torch.equal(prune_(w, sparsity), expected)
     ones = prune_(torch.full((100, 77), -1.0).half(), sparsity).flatten()
     assert not ones[: round(sparsity * 7700)].any()
     assert ones[round(sparsity * 7700) :].all()
+
+
+@pytest.mark.parametrize("sparsity", [0.01, 0.5, 0.8])
+def test_a_sample_that_misleads_costs_time_only(sparsity, monkeypatch):
+    """Every element that is looked at is small, or large, and no other."""
+    monkeypatch.setattr(pruning, "_SAMPLE", 64)
+    for of_sample in (1e-3, 1e3):
+        w = torch.randn(64, 128).half()
+        w[:, ::128] = of_sample
+        expected = pruned_by_sorting(w, sparsity)
+        assert torch.equal(prune_(w, sparsity), expected)
 
 
 def test_special_values_are_the_largest_and_zeros_the_least():
@@ -76,7 +85,7 @@ def test_statistics_by_counting(shape):
 
 
 def test_statistics_tell_clustered_from_random():
-    random, clustered = random_sparse(1024, 1024, 0.5), torch.randn(1024, 1024).half()
+    random, clustered = random_sparse(1024, 1024, 0.5), torch.ones(1024, 1024).half()
     clustered[:, :512] = 0
     assert tile_statistics(random).variance == pytest.approx(0.25 / (128 * 64), rel=0.5)
     assert tile_statistics(clustered).variance == 0.25
@@ -91,5 +100,5 @@ def test_a_gpu_prunes_the_same_in_bounded_memory():
     part = w[:1000].cpu()
     assert torch.equal(prune_(w[:1000].clone(), 0.7).cpu(), prune_(part, 0.7))
     prune_(w, 0.8)
-    assert torch.cuda.max_memory_allocated() - before < 2**30
+    assert torch.cuda.max_memory_allocated() - before < 4 * w.numel()
     assert sum(int(strip.count_nonzero()) for strip in w.split(4096)) == w.numel() - round(0.8 * w.numel())
