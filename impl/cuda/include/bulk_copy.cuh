@@ -17,6 +17,23 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, unsi
 #endif
 }
 
+// As bulk_load, of what no one reads again: it is the first to leave the L2 cache, where other lines then stay.
+__device__ __forceinline__ void bulk_load_once(void* shared, const void* global, unsigned bytes,
+                                               unsigned long long* barrier) {
+#ifdef VOLTABENCH_EMULATED
+    emulated::bulk_load(shared, global, bytes, barrier);
+#else
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    const unsigned barrier_address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+    asm volatile(
+        "{\n.reg .b64 policy;\ncreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+        "policy;\n}" ::"r"(address),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier_address)
+        : "memory");
+#endif
+}
+
 // One thread starts the copy, which belongs to its group of copies until bulk_commit().
 __device__ __forceinline__ void bulk_store(void* global, const void* shared, unsigned bytes) {
 #ifdef VOLTABENCH_EMULATED

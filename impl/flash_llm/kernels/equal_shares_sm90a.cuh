@@ -158,7 +158,7 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         if (bytes > 0 && elect_lane()) {
             unsigned long long* const full = &control.w_full[stage][warp];
             mbarrier_arrive_expect(full, bytes);
-            bulk_load(w_stages + stage * w_bytes, pieces + static_cast<long long>(from) * PIECE, bytes, full);
+            bulk_load_once(w_stages + stage * w_bytes, pieces + static_cast<long long>(from) * PIECE, bytes, full);
         }
         --left;
         if (++w_segment == segments) {

@@ -8,7 +8,7 @@ import torch
 from impl.cuda import emulator
 from impl.cuda.emulator import EmulatedFault
 
-_SOUND = {"LOADED": "mbarrier_wait(&barrier, 0)", "OFFSET": "0", "OVERWRITE": "bulk_wait_read()"}
+_SOUND = {"LOAD": "bulk_load", "LOADED": "mbarrier_wait(&barrier, 0)", "OFFSET": "0", "OVERWRITE": "bulk_wait_read()"}
 
 
 def _run(launch, test_kernel, **steps: str):
@@ -22,8 +22,9 @@ def _run(launch, test_kernel, **steps: str):
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU"
 )
-def test_load_store_and_add(launch, test_kernel):
-    for got, expected in _run(launch, test_kernel):
+@pytest.mark.parametrize("load", ["bulk_load", "bulk_load_once"])
+def test_load_store_and_add(launch, test_kernel, load):
+    for got, expected in _run(launch, test_kernel, LOAD=load):
         assert torch.equal(got, expected)
 
 

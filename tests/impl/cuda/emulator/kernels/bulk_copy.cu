@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) copy(const float* __restrict
         mbarrier_init(&barrier, 1);
         fence_mbarrier_init();
         mbarrier_arrive_expect(&barrier, kBytes);
-        bulk_load(buffer, addends, kBytes, &barrier);
+        LOAD(buffer, addends, kBytes, &barrier);
     }
     __syncthreads();
     LOADED;
