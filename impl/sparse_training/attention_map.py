@@ -27,17 +27,23 @@ def probabilities(q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
+def runs_on_sm80(tensor: Tensor) -> bool:
+    """Whether it is on a GPU of compute capability 8.0 or newer."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+
+
 @torch.no_grad()
-def averaged_map(q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
+def averaged_map(q: Tensor, k: Tensor, lengths: Tensor, lse: Tensor | None = None) -> Tensor:
     """Mean of `probabilities` over batch and heads, float32 [seqlen, seqlen], exact to its rounding.
 
-    q, k: [batch, heads, seqlen, head_dim]; lengths: integers [batch]. By kernels on a GPU of compute capability 8.0 or
-    newer, for half precisions in rows of whole 16 bytes; otherwise by PyTorch, a part of the batch at a time.
+    q, k: [batch, heads, seqlen, head_dim]; lengths: integers [batch]; lse: the log-sum-exps of a forward, where there
+    are any, float32 [batch, heads, seqlen]. By kernels on a GPU of compute capability 8.0 or newer, for half precisions
+    in rows of whole 16 bytes; otherwise by PyTorch, a part of the batch at a time.
     """
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0) and attention_map.takes(q, k):
+    if runs_on_sm80(q) and attention_map.takes(q, k):
         from impl.cuda.launch import launch
 
-        return by_kernels(q, k, lengths, launch)
+        return by_kernels(q, k, lengths, launch, lse)
     batch, heads, seqlen, _ = q.shape
     at_once = max(1, SCORES_AT_ONCE // (heads * seqlen * seqlen))
     total = torch.zeros(seqlen, seqlen, device=q.device)
@@ -46,13 +52,15 @@ def averaged_map(q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
     return total / (batch * heads)
 
 
-def by_kernels(q: Tensor, k: Tensor, lengths: Tensor, launch: Launch) -> Tensor:
-    """`averaged_map` in two passes: the log-sum-exps by the block-sparse forward with all blocks, then the mean."""
+def by_kernels(q: Tensor, k: Tensor, lengths: Tensor, launch: Launch, lse: Tensor | None = None) -> Tensor:
+    """`averaged_map`. The log-sum-exps that are not given are a pass of their own: the block-sparse forward's, with all
+    blocks."""
     lengths = lengths.clamp(min=1).int()
-    pattern = _all_blocks(-(-q.shape[2] // _BLOCK), q.device)
-    options = {"block": _BLOCK, "causal": False, "softmax": "renormalised", "launch": launch}
-    _, lse = attention.forward(q, k, k, pattern.rows, lengths, **options)
-    return attention_map.averaged_map(q, k, lse, lengths, launch=launch)
+    if lse is None:
+        pattern = _all_blocks(-(-q.shape[2] // _BLOCK), q.device)
+        options = {"block": _BLOCK, "causal": False, "softmax": "renormalised", "launch": launch}
+        _, lse = attention.forward(q, k, k, pattern.rows, lengths, **options)
+    return attention_map.averaged_map(q, k, lse.contiguous(), lengths, launch=launch)
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from impl.sparse_training.kernels.map_statistics import map_statistics
+
 RANK = 32  # of the learned pattern
 PATTERN_LOSS = 0.01  # times layers, before the sum of the layers' losses
 DIAGONAL_FILTER = 31  # side of SPION's convolution
@@ -38,13 +40,17 @@ class LearnedPattern(nn.Module):
 
 def pattern_loss(patterns: Iterable[LearnedPattern], maps: Tensor, block: int) -> Tensor:
     """The published weight times the sum of the layers' losses; maps: float32 [layers, seqlen, seqlen]."""
-    losses = [pattern.loss(pool(layer, block)) for pattern, layer in zip(patterns, maps, strict=True)]
+    losses = [pattern.loss(pooled) for pattern, pooled in zip(patterns, pool(maps, block), strict=True)]
     return PATTERN_LOSS * len(maps) * sum(losses)
 
 
 def pool(attention_map: Tensor, block: int) -> Tensor:
-    """Mean of each block, [blocks, blocks]; blocks at the edges average the elements they have."""
-    return functional.avg_pool2d(attention_map[None, None], block, ceil_mode=True, count_include_pad=False)[0, 0]
+    """Mean of each block, [..., blocks, blocks]; blocks at the edges average the elements they have."""
+    size = attention_map.shape[-1]
+    padding = -size % block
+    blocks = functional.pad(attention_map, (0, padding, 0, padding)).unflatten(-1, (-1, block)).sum(-1)
+    counts = (size - block * torch.arange(blocks.shape[-1], device=blocks.device)).clamp(max=block)
+    return blocks.unflatten(-2, (-1, block)).sum(-2) / (counts[:, None] * counts)
 
 
 def largest_blocks(scores: Tensor, density: float, keep_diagonal: bool = False) -> Tensor:
@@ -130,12 +136,22 @@ class TransitionMonitor(nn.Module):
     @torch.no_grad()
     def forward(self, maps: Tensor) -> Reading:
         """maps: float32 [layers, size, size] of this step."""
-        skewness, distance = skewness_of(maps), torch.linalg.vector_norm(maps - self.maps, dim=(1, 2))
+        skewness, distance = statistics(maps, self.maps)
         change = (distance - self.distance).abs() / self.distance  # NaN on the first two steps: not below anything
         settled = (skewness >= self.min_skewness).all() & (change < self.max_change).all()
-        self.maps.copy_(maps)
         self.distance.copy_(distance)
         return Reading(skewness, distance, settled)
+
+
+def statistics(maps: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Skewness of each map, and distance to the one before it, float32 [layers]; `before` becomes `maps`."""
+    if maps.is_cuda:
+        from impl.cuda.launch import launch
+
+        return map_statistics(maps.contiguous(), before, launch=launch)
+    distance = torch.linalg.vector_norm(maps - before, dim=(1, 2))
+    before.copy_(maps)
+    return skewness_of(maps), distance
 
 
 def skewness_of(maps: Tensor) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
 
 from impl.cuda import emulator
-from impl.sparse_training.attention_map import averaged_map, by_kernels
+from impl.sparse_training.attention_map import averaged_map, by_kernels, probabilities
 from impl.sparse_training.kernels import attention_map
+from impl.sparse_training.methods.dense import Flash
 from tests.impl.sparse_training.blocks import EMULATED, GPU, emulated, random_inputs
 
 everywhere = pytest.mark.parametrize("way", ["plain", EMULATED, GPU])
@@ -79,6 +81,34 @@ def test_strided_views_bfloat16_and_more_sequences_than_parts(way):
     q, k, _ = qkv.permute(2, 0, 3, 1, 4)
     lengths = torch.arange(8, 41)
     assert_exact(found(way, q, k, lengths), q, k, lengths)
+
+
+@emulated
+def test_log_sum_exps_that_are_given_are_taken():
+    q, k, *_ = random_inputs(70, heads=2, head_dim=32, batch=1)
+    lengths = torch.tensor([50])
+    scores = (q.float() @ k.float().mT * 32**-0.5)[..., :50]
+    ours = by_kernels(q, k, lengths, emulator.launch, scores.logsumexp(-1))
+    assert_exact(ours, q, k, lengths)
+    halved = by_kernels(q, k, lengths, emulator.launch, scores.logsumexp(-1) + math.log(2))
+    torch.testing.assert_close(2 * halved, ours, rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_fused_forward_gives_its_log_sum_exps(padded):
+    """As the trainer has it, with sequences of several lengths; the output is the unwatched one."""
+    qkv = torch.randn(5, 300, 3, 2, 32, generator=torch.Generator().manual_seed(1)).half().cuda()
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    lengths = torch.tensor([300, 1, 17, 256, 299]).cuda() if padded else torch.full((5,), 300).cuda()
+    flash = Flash(padded)
+    expected = flash(q, k, v, lengths)
+    flash.watched = True
+    out = flash(q, k, v, lengths)
+    assert torch.equal(out, expected)
+    assert_exact(flash.map.cpu(), q.cpu(), k.cpu(), lengths.cpu())
+    exact_out = probabilities(q.double(), k.double(), lengths) @ v.double()
+    assert (out.double() - exact_out).abs().max() < 2**-9 * exact_out.abs().max()
 
 
 @emulated

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from impl.cuda import emulator
+from impl.sparse_training.kernels.map_statistics import map_statistics
 from impl.sparse_training.pattern import (
     LearnedPattern,
     TransitionMonitor,
@@ -16,7 +19,9 @@ from impl.sparse_training.pattern import (
     pool,
     skewness_of,
     spion_pattern,
+    statistics,
 )
+from tests.impl.sparse_training.blocks import emulated
 
 
 def test_largest_blocks_by_score_and_ties_by_place():
@@ -88,11 +93,31 @@ def test_spion_keeps_the_diagonal_and_a_bright_band(variant):
     assert kept.sum() < 24
 
 
-def test_skewness_is_that_of_the_population():
-    values = torch.rand(40, 40).square()
-    x = values.double().numpy()
-    expected = (((x - x.mean()) / x.std()) ** 3).mean()
-    assert skewness_of(values).item() == pytest.approx(expected, rel=1e-4)
+def by_kernel(maps, before):
+    return map_statistics(maps, before, launch=functools.partial(emulator.launch, check_races=True))
+
+
+@pytest.mark.parametrize(
+    "way", ["plain", pytest.param("emulated", marks=emulated), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("size", [40, 65, 300])
+def test_statistics_are_those_of_the_population(way, size):
+    torch.manual_seed(size)
+    maps, before = (torch.rand(3, size, size).pow(8).log_softmax(-1).exp() for _ in range(2))
+    maps[1] = maps[1] ** 2  # whose rows do not sum to 1
+    maps[2] = 0.5
+    x, y = maps.double().numpy(), before.double().numpy()
+    skewness = [(((m - m.mean()) / m.std()) ** 3).mean() for m in x[:2]]
+    device = "cuda" if way == "cuda" else "cpu"
+    own, kept = maps.to(device), before.to(device)
+    found, distance = (by_kernel if way == "emulated" else statistics)(own, kept)
+    np.testing.assert_allclose(found[:2].cpu().numpy(), skewness, rtol=2e-4)
+    assert found[2] == 0
+    np.testing.assert_allclose(distance.cpu().numpy(), np.sqrt(((x - y) ** 2).sum((1, 2))), rtol=1e-5)
+    assert torch.equal(kept.cpu(), maps)
+
+
+def test_skewness_is_0_for_a_constant():
     assert skewness_of(torch.ones(3, 3)) == 0
 
 
