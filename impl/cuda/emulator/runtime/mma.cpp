@@ -88,9 +88,9 @@ void run_m8n8k4(Collective* const* waiting, unsigned) {
     }
 }
 
-// d += a b, b and d in the registers of instructions of type Mma.
-template <typename Mma, int K>
-void multiply_m16n8(Collective* const* waiting, const float (&a)[16][K], bool bfloat16) {
+// What an m16n8 instruction of type Mma does: add(b, d) adds its products to d.
+template <typename Mma, int K, typename Add>
+void run_m16n8(Collective* const* waiting, bool bfloat16, const Add& add) {
     float b[K][8];
     double d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
@@ -99,7 +99,7 @@ void multiply_m16n8(Collective* const* waiting, const float (&a)[16][K], bool bf
         for (int v = 0; v < K / 4; ++v) b[pair + (v & 1) + v / 2 * 8][group] = element(mma.b, v, bfloat16);
         for (int v = 0; v < 4; ++v) d[group + (v & 2) * 4][pair + (v & 1)] = mma.d[v];
     }
-    multiply(a, b, d);
+    add(b, d);
     for (int lane = 0; lane < 32; ++lane) {
         const Mma& mma = *static_cast<Mma*>(waiting[lane]);
         for (int v = 0; v < 4; ++v) mma.d[v] = static_cast<float>(d[lane / 4 + (v & 2) * 4][lane % 4 * 2 + (v & 1)]);
@@ -107,7 +107,7 @@ void multiply_m16n8(Collective* const* waiting, const float (&a)[16][K], bool bf
 }
 
 template <int K>
-void run_m16n8(Collective* const* waiting, unsigned) {
+void run_dense(Collective* const* waiting, unsigned) {
     float a[16][K];
     const bool bfloat16 = static_cast<MmaM16N8*>(waiting[0])->bfloat16;
     for (int lane = 0; lane < 32; ++lane) {
@@ -116,25 +116,28 @@ void run_m16n8(Collective* const* waiting, unsigned) {
         for (int v = 0; v < K / 2; ++v)  // registers go down rows first, then along k
             a[group + (v & 2) * 4][pair + (v & 1) + (v & 4) * 2] = element(mma.a, v, bfloat16);
     }
-    multiply_m16n8<MmaM16N8>(waiting, a, bfloat16);
+    run_m16n8<MmaM16N8, K>(waiting, bfloat16, [&](const float (&b)[K][8], double (&d)[16][8]) { multiply(a, b, d); });
 }
 
+// Only stored elements are multiplied: a zero at another place meets no infinity.
 void run_sparse(Collective* const* waiting, unsigned) {
-    float a[16][32] = {};
-    for (int lane = 0; lane < 32; ++lane) {
-        const MmaSparse& mma = *static_cast<MmaSparse*>(waiting[lane]);
-        for (int v = 0; v < 4; ++v) {
-            const int half = v / 2, lower = v % 2, group = lane % 4;
-            const auto* source = static_cast<MmaSparse*>(waiting[lane / 4 * 4 + mma.selector * 2 + half]);
-            const unsigned places = source->metadata >> (lower * 16 + group * 4);
-            const int first = places & 3, second = places >> 2 & 3;
-            if (first >= second) fail(mma.code, "mma.sp: places %d and %d in a group are not in order", first, second);
-            float* const four = &a[lane / 4 + lower * 8][half * 16 + group * 4];
-            four[first] = element(mma.a, v * 2);
-            four[second] = element(mma.a, v * 2 + 1);
+    run_m16n8<MmaSparse, 32>(waiting, false, [&](const float (&b)[32][8], double (&d)[16][8]) {
+        for (int lane = 0; lane < 32; ++lane) {
+            const MmaSparse& mma = *static_cast<MmaSparse*>(waiting[lane]);
+            for (int v = 0; v < 4; ++v) {
+                const int half = v / 2, lower = v % 2, group = lane % 4;
+                const auto* source = static_cast<MmaSparse*>(waiting[lane / 4 * 4 + mma.selector * 2 + half]);
+                const unsigned bits = source->metadata >> (lower * 16 + group * 4);
+                const int places[2] = {static_cast<int>(bits & 3), static_cast<int>(bits >> 2 & 3)};
+                if (places[0] >= places[1])
+                    fail(mma.code, "mma.sp: places %d and %d in a group are not in order", places[0], places[1]);
+                for (int i = 0; i < 2; ++i)
+                    for (int n = 0; n < 8; ++n)
+                        d[lane / 4 + lower * 8][n] +=
+                            static_cast<double>(element(mma.a, v * 2 + i)) * b[half * 16 + group * 4 + places[i]][n];
+            }
         }
-    }
-    multiply_m16n8<MmaSparse>(waiting, a, false);
+    });
 }
 
 }  // namespace
@@ -149,12 +152,12 @@ extern "C" void emulated_mma_m8n8k4(void* d, const unsigned* a, const unsigned* 
 }
 
 extern "C" void emulated_mma_m16n8k16(float* d, const unsigned* a, const unsigned* b, bool bfloat16) {
-    MmaM16N8 mma{{"mma.m16n8k16", kAllLanes, CALLER, run_m16n8<16>, true}, d, a, b, bfloat16};
+    MmaM16N8 mma{{"mma.m16n8k16", kAllLanes, CALLER, run_dense<16>, true}, d, a, b, bfloat16};
     meet(mma);
 }
 
 extern "C" void emulated_mma_m16n8k8(float* d, const unsigned* a, const unsigned* b) {
-    MmaM16N8 mma{{"mma.m16n8k8", kAllLanes, CALLER, run_m16n8<8>, true}, d, a, b, false};
+    MmaM16N8 mma{{"mma.m16n8k8", kAllLanes, CALLER, run_dense<8>, true}, d, a, b, false};
     meet(mma);
 }
 

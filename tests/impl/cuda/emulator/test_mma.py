@@ -103,6 +103,16 @@ def test_sparse_layout(launch, test_kernel, selector):
     np.testing.assert_array_equal(result, a * kept.reshape(16, 32) @ b + c)
 
 
+def test_sparse_multiplies_stored_elements_only(launch, test_kernel):
+    """Not even a zero in place of the others: an infinity in their columns does not show."""
+    places = np.broadcast_to(_PAIRS[1], (16, 8, 2))
+    a, b = _integers(16, 32), _integers(32, 8)
+    a[:, 1::2] = 0
+    expected = a @ b
+    b[1::4], b[3::4] = np.inf, np.nan
+    np.testing.assert_array_equal(_sparse(launch, test_kernel, 0, a, places, b, np.zeros((16, 8))), expected)
+
+
 @pytest.mark.parametrize("launch", ["emulated"], indirect=True)
 @pytest.mark.parametrize("wrong", [[2, 1], [3, 3]])
 def test_sparse_places_out_of_order_are_a_fault(launch, test_kernel, wrong):
