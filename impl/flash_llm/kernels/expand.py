@@ -41,8 +41,8 @@ def _shared_bytes(blocks: WarpBlocks, longest: int) -> int:
 EXPAND = {
     "tiled_csl": _kernel("tiled_csl", 2 * TILE_ROWS * TILE_COLS, max_registers=80, min_blocks_per_sm=5, TILE_N=8),
     **{
-        kind: _kernel(kind, _shared_bytes(blocks, blocks.nominal_pieces), max_registers=64, min_blocks_per_sm=4)
-        for kind, blocks in _WARP_BLOCKS.items()
+        blocks.kind: _kernel(blocks.kind, _shared_bytes(blocks, blocks.nominal_pieces), 64, min_blocks_per_sm)
+        for blocks, min_blocks_per_sm in ((BITMAP, 4), (TWO_OF_FOUR, 3))
     },
 }
 

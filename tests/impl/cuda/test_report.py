@@ -62,6 +62,12 @@ def test_a_volta_kernel_is_held_to_its_budget_on_volta_only():
         report.check_budget(kernel, spilling, "sm_70")
 
 
+@pytest.mark.parametrize("kernel", report.all_kernels(), ids=lambda kernel: kernel.name)
+def test_threads_and_shared_memory_leave_room_for_the_blocks_of_the_budget(kernel):
+    fit = report.occupancy(kernel, resources(registers=1), kernel.arch)
+    assert fit.blocks_per_sm >= kernel.min_blocks_per_sm, fit.limiter
+
+
 def test_sources_are_built_for_their_own_and_later_architectures():
     architectures = ["sm_70", "sm_80", "sm_90a"]
     targets = {
