@@ -48,6 +48,12 @@ _NIBBLES_OF_GROUPS = (2, 0, 4, 3, 1, 5)
 _PLACES = [(0, 1), (0, 1), (1, 2), (0, 1), (2, 3), (0, 2), (1, 2), (0, 1),
            (2, 3), (0, 3), (1, 3), (0, 1), (2, 3), (0, 2), (1, 2), (0, 1)]  # fmt: skip
 
+# Its surplus, by the same bits: what the first two leave, then what the last two leave, a byte for each element.
+_NONZEROS = [[place for place in range(4) if bits >> place & 1] for bits in range(16)]
+_SURPLUS = [
+    sum(1 << 8 * place for place in places[kept]) for kept in (slice(2, None), slice(-2)) for places in _NONZEROS
+]
+
 
 class TwoOfFour(SparseMatrix):
     """A sparse fp16 matrix in the format two of four. data: units, int32 [units, 4]; offsets in units of 16 bytes."""
@@ -138,7 +144,7 @@ def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values: int16 [blocks, 32, 128], bits of float16 without -0.0. Gives int16 [blocks, 32, 128 + 32 * most steps], of
     each gathered column which one it is, int64 [blocks, 32 * most steps], and int64 [blocks] gathered steps.
     """
-    rest = _surplus(values, mirrored=torch.arange(BLOCK_COLS // 4, device=values.device) // 2 % 2 == 1)
+    rest = _surplus(values, torch.arange(BLOCK_COLS // 4, device=values.device, dtype=torch.int32) // 2 % 2)
     own = values.masked_fill(rest, 0)
     gathered = torch.zeros(len(values), BLOCK_ROWS, GATHERED_STEPS * STEP_COLS, dtype=torch.int16, device=values.device)
     columns = (torch.arange(gathered.shape[2], device=values.device) % _BANKS).repeat(len(values), 1)
@@ -161,18 +167,18 @@ def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat([own, gathered[:, :, : int(steps.max()) * STEP_COLS]], 2), columns, steps
 
 
-def _surplus(values: Tensor, mirrored: Tensor | None = None) -> Tensor:
+def _surplus(values: Tensor, mirrored: Tensor | int = 0) -> Tensor:
     """Which elements of rows [..., columns] are the third or fourth non-zero of their group, or, where a group is
-    `mirrored` (bool [groups]), so from its end. Columns of all residues modulo 8 have some, if every other two are."""
-    stored = (values != 0).unflatten(-1, (-1, 4))
-    if mirrored is not None:
-        stored = torch.where(mirrored.unsqueeze(1), stored.flip(-1), stored)
-    a, b, c, d = stored.unbind(-1)
-    both = a & b
-    surplus = torch.stack([torch.zeros_like(a), torch.zeros_like(a), both & c, (both | (a | b) & c) & d], -1)
-    if mirrored is not None:
-        surplus = torch.where(mirrored.unsqueeze(1), surplus.flip(-1), surplus)
-    return surplus.flatten(-2)
+    `mirrored` (1, or int32 [groups]), so from its end. Columns of all residues modulo 8 have some, if every other two
+    are mirrored."""
+    table = torch.tensor(_SURPLUS, device=values.device, dtype=torch.int32)
+    pattern = _pattern(values) + 16 * mirrored
+    return table.index_select(0, pattern.flatten()).view(pattern.shape).view(torch.bool)
+
+
+def _pattern(values: Tensor) -> Tensor:
+    """The non-zeros of each group of rows [..., columns] as four bits: int32 [..., columns / 4]."""
+    return (values != 0).view(torch.int32) * 0x01020408 >> 24 & 15  # of four bytes that are 0 or 1
 
 
 def _places(needed: Tensor, taken: Tensor) -> Tensor:
@@ -198,10 +204,10 @@ def _places(needed: Tensor, taken: Tensor) -> Tensor:
 
 def _groups(values: Tensor) -> tuple[Tensor, Tensor]:
     """Words and metadata of the groups of rows [blocks, 32, columns]: int32 [blocks, 32, columns / 4] both."""
-    fours = values.unflatten(2, (-1, 4))
-    pattern = _pack(fours != 0, 1)
+    pattern = _pattern(values)
     places = torch.tensor(_PLACES, device=values.device).index_select(0, pattern.flatten()).view(*pattern.shape, 2)
-    return fours.gather(3, places).view(torch.int32).squeeze(3), _pack(places, 2)
+    words = values.unflatten(2, (-1, 4)).gather(3, places).view(torch.int32).squeeze(3)
+    return words, (places[..., 0] | places[..., 1] << 2).int()
 
 
 def _starts(flags: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
