@@ -38,6 +38,7 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "spmm_payback": ("spmm_payback", {}),
     "spmm_heatmap": ("spmm_heatmap", {}),
     "block_sparse_speedup": ("block_sparse_speedup", {}),
+    "block_sparse_efficiency": ("block_sparse_efficiency", {}),
     "training_speedup": ("training_speedup", {}),
     "training_memory": ("peak_memory", {"op": "training_step", "what": "Training step"}),
     "training_curves": ("training_curves", {}),

@@ -75,7 +75,7 @@ def test_every_contender_the_project_promises_is_there():
         "decode_step": {"pytorch_fp16", "flash_llm_tiled_csl", "flash_llm_bitmap", "flash_llm_two_of_four"},
         "block_sparse_attention": {
             *("flex_attention", "sdpa_masked", "sdpa_dense_cudnn", "sdpa_dense_flash", "sat_block_sparse"),
-            *("copy", "naive"),
+            *("copy", "naive", "spark_attention_dense"),
         },
     }
     for op, names in promised.items():

@@ -13,7 +13,7 @@ HIDDEN = -(2.0**15)  # times the scale, the exponential of which is 0; float16 h
 
 
 class Flash(Attention):
-    """torch's fused attention, which never has the map: a watched call computes it beside, from its log-sum-exps.
+    """FlashAttention-2, which never has the map: a watched call computes it beside, from its log-sum-exps.
 
     `padded` sequences need no mask, which the flash kernel would not take: see `_hide_padding`.
     """
@@ -26,7 +26,7 @@ class Flash(Attention):
         head_dim = q.shape[3]
         scale, lse = head_dim**-0.5, None
         wide = _hide_padding(q, k, v, lengths) if self.padded else (q, k, v)
-        if self.watched and runs_on_sm80(q) and q.dtype in (torch.float16, torch.bfloat16):
+        if runs_on_sm80(q) and q.dtype in (torch.float16, torch.bfloat16):  # else torch might choose cuDNN
             out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*wide, scale=scale)
         else:
             out = functional.scaled_dot_product_attention(*wide, scale=scale)
