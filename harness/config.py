@@ -25,7 +25,8 @@ from impl.sparse_training.recipes import RECIPES, refusal
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
-Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=64)]
+LARGEST_BYTES = 2**50  # a case that needs more is a slip of the pen, and its numbers would not fit the records
 
 
 class Measure(StrictModel):
@@ -116,11 +117,11 @@ class Training(StrictModel):
 class Config(StrictModel):
     """A run."""
 
-    run: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    run: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=64)
     device: Literal["cpu", "cuda"]
-    gpu: str | None = Field(None, description="part of the GPU's name that the config was written for; null: any")
+    gpu: str | None = Field(None, min_length=1, description="model of the GPU that it was written for; null: any")
     architectures: list[Architecture] = Field(list(ARCHITECTURES), min_length=1)
-    contender_folders: list[Path] = Field(default_factory=list)
+    contender_folders: list[Annotated[Path, Field(strict=False)]] = Field(default_factory=list)
     budget_min: float | None = Field(None, gt=0, description="stop cleanly after this many minutes of measuring")
     measure: Measure = Measure()
     energy: Energy = Energy()
@@ -170,6 +171,8 @@ class Config(StrictModel):
                     params = op.Params.model_validate(fields)
                 except ValidationError as error:
                     raise ConfigError(f"{place}: {_first(error)} in the case {fields}") from None
+                if op.peak_bytes_estimate(params) > LARGEST_BYTES:
+                    raise ConfigError(f"{place}: more than {LARGEST_BYTES >> 40} TiB of memory in the case {fields}")
                 energy = [c for cells in panel.energy if _matches(params, cells.where) for c in cells.contenders]
                 case = Case(experiment, panel.name, op, params, tuple(dict.fromkeys(energy)))
                 if case.id in cases:
@@ -227,6 +230,8 @@ def _check_contenders(place: str, op: str, named: list[str], known: Any) -> None
 
 
 def _check(config: Config) -> None:
+    if config.gpu and config.device == "cpu":
+        raise ConfigError(f"gpu: {config.gpu!r} with device: cpu; remove it, or set device: cuda")
     for name, experiment in config.experiments.items():
         place = f"experiments.{name}"
         _known(f"{place}.op", "op", experiment.op, OPS)
@@ -307,7 +312,7 @@ def read_config(path: str | Path) -> Any:
         return yaml.load(Path(path).read_text(), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name one of {', '.join(known_configs())}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
 
 

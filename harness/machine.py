@@ -93,10 +93,16 @@ def find_target(device: str) -> Target:
     return found[0].target
 
 
+def is_model(wanted: str | None, name: str) -> bool:
+    """Whether a GPU's name is that of the model `wanted`, a word of it (V100S too); a GH200 is no H200. None: any."""
+    word = rf"(?<![a-z0-9]){re.escape((wanted or '').lower())}(?![0-9])"
+    return wanted is None or re.search(word, name.lower()) is not None
+
+
 def check_machine(config: Config) -> Target:
     """The target of a run, or a MachineError when this machine is not the one the config was written for."""
     target = find_target(config.device)
-    if config.device == "cuda" and config.gpu and config.gpu.lower() not in target.name.lower():
+    if config.device == "cuda" and not is_model(config.gpu, target.name):
         raise MachineError(
             f"gpu: the config is for {config.gpu!r}, this is {target.name!r}; set gpu: null and another run name"
         )
@@ -111,7 +117,7 @@ def slug(name: str) -> str:
 def config_for_machine() -> tuple[dict[str, Any], str]:
     """The config of this machine as a mapping, and the file it comes from.
 
-    The one whose `gpu` is part of the GPU's name; another GPU gets the V100's sweep under its own run name; no
+    The one whose `gpu` is the GPU's model; another GPU gets the V100's sweep under its own run name; no
     GPU gets smoke.
     """
     found = gpus()
@@ -119,7 +125,7 @@ def config_for_machine() -> tuple[dict[str, Any], str]:
         return _read("smoke")
     for path in sorted((ROOT / "config").glob("*.yaml")):
         raw, source = _read(path.stem)
-        if raw.get("gpu") and raw["gpu"].lower() in found[0].name.lower():
+        if raw.get("gpu") and is_model(raw["gpu"], found[0].name):
             return raw, source
     raw, source = _read("v100")
     own = {"run": slug(found[0].name), "gpu": None, "architectures": architectures(found[0].capability)}

@@ -24,7 +24,7 @@ from harness.collect import machine_path, write_atomically, write_panel
 from harness.config import Config, load_config
 from harness.errors import MachineError
 from harness.locks import hold_one
-from harness.machine import Gpu, check_machine, gpus
+from harness.machine import Gpu, check_machine, gpus, is_model
 from harness.nvml import Card
 from harness.provenance import short_hash
 from harness.records import Record
@@ -236,7 +236,7 @@ def candidates(config: Config) -> dict[str, Gpu | None]:
     """Devices the config may run on, by the name of their lock."""
     if config.device == "cpu":
         return {"cpu": None}
-    return {short_hash(g.uuid): g for g in gpus() if not config.gpu or config.gpu.lower() in g.name.lower()}
+    return {short_hash(g.uuid): g for g in gpus() if is_model(config.gpu, g.name)}
 
 
 def _check_idle(gpu: Gpu) -> None:

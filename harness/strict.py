@@ -1,4 +1,4 @@
-"""A pydantic base that refuses unknown keys with the known ones in the message."""
+"""A pydantic base that refuses values of another type, and unknown keys with the known ones in the message."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class StrictModel(BaseModel):
-    """Immutable; an unknown key is an error that names the known keys."""
+    """Immutable; nothing is converted (true is no number); an unknown key is an error that names the known keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

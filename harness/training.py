@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -59,7 +60,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     """Train, or go on training, in results/<task>-<method>-seed<seed>, and return that folder.
 
     Raises ConfigError for an unknown task or method, for data that is missing or wrong, and for a folder that holds
-    another run; MachineError for a loss that is NaN.
+    another run; MachineError for a loss that is NaN, and for a GPU that is not there.
     """
     from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load, split_sizes
@@ -68,6 +69,9 @@ def train(run: TrainingRun, results: Path) -> Path:
     for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, LABELS)):
         if value not in known:
             raise ConfigError(f"unknown {kind} {value!r}; known: {', '.join(known)}")
+    for name in ("min_skewness", "max_change"):
+        if not math.isfinite(value := getattr(run, name) or 0.0):
+            raise ConfigError(f"{name}: {value} is no number to wait for; name a finite one")
     device = _join_processes(run.device)
     changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
     recipe = dataclasses.replace(RECIPES[run.task], **changes)
@@ -101,7 +105,9 @@ def _trainer(run: TrainingRun, recipe: Recipe, data: Data, device: torch.device)
 
 
 def _join_processes(device: str | None) -> torch.device:
-    """The device of this process; under torchrun the GPU of its local rank."""
+    """The device of this process; under torchrun the GPU of its local rank. Raises MachineError where there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MachineError("--device cuda: torch finds no GPU here; leave it out to train on the CPU, or see doctor")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(device)

@@ -49,6 +49,11 @@ MISTAKES = [
     ("device", "tpu", ["device:", "'cpu' or 'cuda'", "'tpu'"]),
     ("run", "../x", ["run:"]),
     ("run", "paper", ["run:", "published numbers"]),
+    ("run", "a" * 300, ["run:", "64 characters"]),
+    ("gpu", "", ["gpu:", "at least 1 character"]),
+    ("gpu", "H200", ["gpu: 'H200' with device: cpu"]),
+    ("budget_min", True, ["budget_min:", "number", "True"]),
+    ("measure", {"rounds": "6"}, ["measure.rounds:", "integer", "'6'"]),
     ("budget_min", float("inf"), ["budget_min:", "finite"]),
     ("budget_min", -1, ["budget_min:", "greater than 0"]),
     ("measure", {"rounds": 1}, ["measure.rounds:", "2"]),
@@ -91,6 +96,7 @@ MISTAKES = [
     (f"{FORWARD}.titel", "x", ["experiments.attention.panels[0]", "unknown key 'titel'", "title"]),
     (f"{FORWARD}.name", "a/b", ["experiments.attention.panels[0].name"]),
     (f"{FORWARD}.each.batch", -1, ["panels.forward", "batch", "greater than 0", "-1"]),
+    (f"{FORWARD}.each.batch", 10**12, ["panels.forward", "more than 1024 TiB", "'batch': 1000000000000"]),
     (f"{FORWARD}.each.batch", 1.5, ["panels.forward", "batch", "integer", "1.5"]),
     (f"{FORWARD}.each.batch", "2", ["panels.forward", "batch", "integer", "'2'"]),
     (f"{FORWARD}.each.seqlen", [16, 0], ["panels.forward", "seqlen_q", "greater than 0"]),
@@ -113,6 +119,7 @@ MISTAKES = [
     ("experiments.spmm.panels.0.shapes.0.sparsity", float("nan"), ["panels.small", "sparsity", "finite"]),
     ("experiments.spmm.panels.0.shapes.0.n", 0, ["panels.small", "n:", "greater than 0"]),
     ("experiments.spmm.panels.0.shapes", [], ["experiments.spmm.panels[0].shapes"]),
+    ("experiments.spmm.panels.0.shapes.0.m", 10**40, ["panels.small", "more than 1024 TiB"]),
 ]
 
 
@@ -144,7 +151,7 @@ def test_repeated_panel_name_is_refused():
         parse_config(config, "my.yaml")
 
 
-@pytest.mark.parametrize("text", [b"- 1", b"7", b"run: [", b"", b"\xff\xfe\x00run: x"])
+@pytest.mark.parametrize("text", [b"- 1", b"7", b"run: [", b"", b"\xff\xfe\x00run: x", b"[" * 9999])
 def test_what_is_no_mapping_is_refused(tmp_path, text):
     path = tmp_path / "bad.yaml"
     path.write_bytes(text)

@@ -105,6 +105,8 @@ def test_gpus_are_those_cuda_would_show(monkeypatch, visible, names):
         (["Tesla V100-SXM2-32GB"], "v100", "config/v100.yaml", "V100"),
         (["NVIDIA H200"], "h200", "config/h200.yaml", "H200"),
         (["NVIDIA A100-SXM4-80GB"], "a100-sxm4-80gb", "config/v100.yaml", None),
+        (["NVIDIA GH200 480GB"], "gh200-480gb", "config/v100.yaml", None),
+        (["Tesla V100S-PCIE-32GB"], "v100", "config/v100.yaml", "V100"),
         (["NVIDIA GeForce RTX 4090"], "geforce-rtx-4090", "config/v100.yaml", None),
         (["NVIDIA H200", "Tesla V100-SXM2-32GB"], "h200", "config/h200.yaml", "H200"),
     ],

@@ -61,9 +61,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
         (["--method", "sat", "--task", "image"], "task image: needs its download (--data FOLDER); the stand-in"),
         (["--method", "sat", "--batch", "5000"], "a batch of 5000 is more than the 144 training samples"),
         (["--method", "sat", "--task", "listops", "--data", "nowhere"], "nowhere/basic_train.tsv"),
+        (["--method", "sat", "--device", "cuda"], "voltabench: --device cuda: torch finds no GPU here"),
+        (["--method", "sat", "--min-skewness", "nan"], "voltabench: min_skewness: nan is no number to wait for"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, options, message):
+def test_mistakes_are_one_line(tmp_path, options, message, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     process = run(tmp_path, *options, "--results", tmp_path)
     output = process.communicate()[0]
     assert process.returncode == 2
