@@ -23,3 +23,17 @@ __device__ __forceinline__ void store_release(int* counter, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "r"(value) : "memory");
 #endif
 }
+
+// Adds to *counter and gives what it was: store_release and load_acquire in one.
+__device__ __forceinline__ int fetch_add(int* counter, int value) {
+#ifdef VOLTABENCH_EMULATED
+    return emulated_atomic_int(kAtomicAdd, counter, value, 0);
+#else
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter)), "r"(value)
+                 : "memory");
+    return before;
+#endif
+}

@@ -30,8 +30,8 @@ _X_STAGES = 2
 
 def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, stage_pieces: int) -> int:
     w_bytes = _STAGES * warps * stage_pieces * blocks.piece_bytes
-    barriers = 8 * (_STAGES * warps + 2 * _X_STAGES + 1)
-    return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + barriers
+    control = 8 * (_STAGES * warps + 2 * _X_STAGES) + 2 * 16
+    return _X_STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + control
 
 
 def _kernel(blocks: WarpBlocks, tile_n: int, warps: int, per_sm: int, **macros: int) -> Kernel:
@@ -53,7 +53,7 @@ SPMM = {
     TWO_OF_FOUR: {
         8: _kernel(TWO_OF_FOUR, 8, warps=8, per_sm=2),
         16: _kernel(TWO_OF_FOUR, 16, warps=8, per_sm=2),
-        32: _kernel(TWO_OF_FOUR, 32, warps=4, per_sm=4),
+        32: _kernel(TWO_OF_FOUR, 32, warps=8, per_sm=2),
         64: _kernel(TWO_OF_FOUR, 64, warps=4, per_sm=3),
     },
 }

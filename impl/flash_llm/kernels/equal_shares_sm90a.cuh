@@ -16,6 +16,7 @@
 #include "bulk_copy.cuh"
 #include "elect.cuh"
 #include "mbarrier.cuh"
+#include "semaphore.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
 
@@ -27,7 +28,10 @@ constexpr int WINDOW = 31;  // blocks of W, of which a warp's lanes know where t
 
 struct Control {
     unsigned long long w_full[STAGES][WARPS], x_full[X_STAGES], x_empty[X_STAGES];
-    int last[2];  // whether this block is the last of its first and of its last tile's
+    struct {
+        int index, first, last;  // a tile and the blocks that have parts of it
+        bool finish;             // whether this block is the last of them to come
+    } tiles[2];                  // this block's first and last one
 };
 
 // Units 0 to `units`, of which each block has an equal share, the first blocks one more.
@@ -178,6 +182,13 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     __syncwarp();
     for (int i = 0; i < STAGES && i < end - begin; ++i) fetch_w(i);
 
+    if (threadIdx.x < 2) {
+        auto& shared = control.tiles[threadIdx.x];
+        shared.index = (threadIdx.x == 0 ? begin : end - 1) / segments;
+        shared.first = shares.owner(shared.index * segments);
+        shared.last = shares.owner(shared.index * segments + segments - 1);
+        if (threadIdx.x == 1 && shared.index == tile) shared.last = shared.first;  // once is enough
+    }
     Place<STAGES> w_place;
     Place<X_STAGES> x_place;
     Sums sum = {};
@@ -212,37 +223,22 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         }
     }
 
-    // Of the tiles that this block has only a part of, its first and its last one, it finishes those that it comes to
-    // last of all their blocks.
-    __threadfence();
+    // Of the tiles that this block has only a part of, it finishes those that it comes to last of all their blocks.
     __syncthreads();
-    const int ends[2] = {begin / segments, (end - 1) / segments};
-    const auto blocks_of = [&](int of, int& first, int& last) {
-        const int tile_begin = ends[of] * segments;
-        first = shares.owner(tile_begin);
-        last = shares.owner(tile_begin + segments - 1);
-        return first < last && (of == 0 || ends[0] < ends[1]);
-    };
     if (threadIdx.x < 2) {
-        int first, last;
-        const int of = threadIdx.x;
-        bool is_last = false;
-        if (blocks_of(of, first, last)) {
-            int* const counter = counters + blockIdx.y * tiles + ends[of];
-            is_last = atomicAdd(counter, 1) == last - first;
-            if (is_last) *counter = 0;  // as the next launch wants it
-        }
-        control.last[of] = is_last;
+        auto& shared = control.tiles[threadIdx.x];
+        const int others = shared.last - shared.first;
+        int* const counter = counters + blockIdx.y * tiles + shared.index;
+        shared.finish = others > 0 && fetch_add(counter, 1) == others;
+        if (shared.finish) *counter = 0;  // as the next launch wants it
     }
     __syncthreads();
-    __threadfence();
 #pragma unroll 1
-    for (int of = 0; of < 2; ++of) {
-        if (!control.last[of]) continue;
-        int first, last;
-        blocks_of(of, first, last);
-        collect(sum, partials, shares, first, last, ends[of] * segments);
-        each_pair(reinterpret_cast<const Accumulators&>(sum), ends[of] * TILE_ROWS, blockIdx.y * TILE_N,
+    for (int i = 0; i < 2; ++i) {
+        const auto& shared = control.tiles[i];
+        if (!shared.finish) continue;
+        collect(sum, partials, shares, shared.first, shared.last, shared.index * segments);
+        each_pair(reinterpret_cast<const Accumulators&>(sum), shared.index * TILE_ROWS, blockIdx.y * TILE_N,
                   PairWriter<unsigned short>{y, m, n});
     }
 }
