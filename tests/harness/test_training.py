@@ -27,6 +27,7 @@ def run(tmp_path, *options, **popen):
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    """T10, and T12: all times lie within the run's."""
     options = ("--method", "sat", "--steps", "6")
     began = time.monotonic()
     assert run(tmp_path, *options, "--results", tmp_path / "whole").wait() == 0

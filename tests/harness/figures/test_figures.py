@@ -503,6 +503,7 @@ def test_a_run_without_trainings_says_so(tmp_path):
 
 
 def test_break_even_is_where_the_sparse_step_takes_as_long(gpu, gpu_figure):
+    """T16."""
     rows, figure = gpu_figure("sparse_training_density")
     flash = rows[(rows["contender"] == "dense_flash") & (rows["seqlen_q"] == 4096)]
     assert 0.25 < flash["break_even"].iloc[0] < 0.9  # by the made-up times at 0.5

@@ -76,6 +76,7 @@ def test_all_blocks_kept_is_dense_attention():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seqlen", "block"), [(100, 32), (137, 64), (1025, 128), (1024, 32)])
 def test_pattern_keeps_the_density_and_only_visible_blocks(seqlen, block, causal):
+    """T5: a density within [0, 1], also where blocks are cut."""
     shape = {"seqlen": seqlen, "block": block, "density": 0.3, "causal": causal}
     case = params(**shape)
     pattern = block_pattern(case)
@@ -84,7 +85,7 @@ def test_pattern_keeps_the_density_and_only_visible_blocks(seqlen, block, causal
     assert pattern.shape == (blocks, blocks)
     assert not (pattern & ~candidates).any()
     assert pattern.sum() == max(1, round(0.3 * candidates.sum()))
-    assert OP.columns(case)["density"] == pattern.sum() / candidates.sum()
+    assert OP.columns(case)["density"] == pattern.sum() / candidates.sum() <= 1
     assert not np.array_equal(
         pattern, block_pattern(params(seqlen=seqlen, block=block, density=0.3, causal=causal, seed=9))
     )

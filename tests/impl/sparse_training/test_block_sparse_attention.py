@@ -35,6 +35,7 @@ causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "c
 )
 @pytest.mark.parametrize("backend", ["reference", GPU])
 def test_outputs_and_gradients_pass_the_gate(backend, softmax, causal, seqlen, block):
+    """T1, T2, T5: also lengths that are no multiple of the block."""
     q, k, v, dout = random_inputs(seqlen, heads=1 if seqlen > 1000 else 3, batch=1, seed=seqlen)
     pattern = random_pattern(seqlen, block, seed=seqlen)
     assert_gate(backend, [q, k, v], dout, pattern, block, causal=causal, softmax=softmax)
@@ -112,6 +113,7 @@ def test_patterns_and_grouped_heads_differ_per_head(backend, softmax):
 @causal_or_not
 @everywhere
 def test_empty_rows_and_columns_of_blocks(backend, causal, softmax):
+    """T3."""
     q, k, v, dout = random_inputs(128, heads=1, head_dim=32)
     pattern = torch.ones(1, 4, 4, dtype=torch.bool)
     pattern[:, 1] = False
@@ -161,6 +163,7 @@ def assert_lengths_hide_keys(backend, block, head_dim, lengths, **options):
 @causal_or_not
 @everywhere
 def test_lengths_hide_whole_blocks_and_what_lies_in_them(backend, causal, softmax):
+    """T7: an empty sequence, whole blocks of padding."""
     results = assert_lengths_hide_keys(backend, 32, 32, [100, 0, 20, 70], causal=causal, softmax=softmax)
     assert not any(tensor[1].any() for tensor in results)
 
@@ -175,12 +178,14 @@ def test_lengths_hide_keys_in_other_kernels(arch, softmax):
 @softmaxes
 @everywhere
 def test_gradients_of_an_even_full_pattern(backend, softmax):
+    """T1: the smallest input it was reported with."""
     q, k, v, dout = random_inputs(128, heads=1, batch=1, head_dim=64)
     assert_gate(backend, [q, k, v], dout, torch.ones(1, 2, 2, dtype=torch.bool), 64, softmax=softmax)
 
 
 @softmaxes
 def test_all_blocks_kept_is_dense_attention(softmax):
+    """T4."""
     q, k, v, _ = random_inputs(100, dtype=torch.float32)
     out = block_sparse_attention(q, k, v, torch.ones(1, 4, 4, dtype=torch.bool), 32, causal=True, softmax=softmax)
     dense = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
@@ -189,6 +194,7 @@ def test_all_blocks_kept_is_dense_attention(softmax):
 
 @everywhere
 def test_pruned_keys_and_values_do_not_matter(backend):
+    """T2."""
     q, k, v, dout = random_inputs(128, heads=1, head_dim=32)
     pattern = torch.eye(4, dtype=torch.bool)[None]
     first = attend(backend, [q, k, v], dout, pattern, 32)
@@ -231,6 +237,7 @@ def test_large_activations_stay_finite_in_kernels(backend, softmax):
 
 @everywhere
 def test_two_runs_are_bitwise_equal(backend):
+    """T17."""
     q, k, v, dout = random_inputs(100, head_dim=32)
     emulation = [{"seed": 1}, {"seed": 2}] if backend.startswith("emulated") else [{}, {}]
     runs = [attend(backend, [q, k, v], dout, random_pattern(100, 32, density=0.7), 32, **e) for e in emulation]
@@ -314,6 +321,7 @@ def test_tiles_meet_no_bank_conflicts():
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, message):
+    """T6: a pattern of another length, among others."""
     q, k, v, _ = random_inputs(64)
     arguments = {"q": q, "k": k, "v": v, "pattern": torch.ones(1, 2, 2, dtype=torch.bool), "block": 32, **change}
     with pytest.raises(ValueError, match=message) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -16,7 +17,7 @@ from impl.sparse_training.methods.linformer import Linformer
 from impl.sparse_training.methods.nystromformer import INVERSE_STEPS, Nystromformer, pseudo_inverse
 from impl.sparse_training.methods.performer import Performer
 from impl.sparse_training.methods.reformer import Reformer
-from impl.sparse_training.recipes import DIGITS
+from impl.sparse_training.recipes import DIGITS, LISTOPS
 from tests.impl.sparse_training.blocks import masked_dense, random_inputs, random_pattern, with_gradients
 
 SEQLEN, HEADS, HEAD_DIM = 45, 2, 12
@@ -237,3 +238,29 @@ def test_a_method_says_its_softmax(name):
     attention = METHODS[name].attention(DIGITS)
     if isinstance(attention, BlockSparse):
         assert attention.softmax == ("pruned_as_zero" if METHODS[name].transition else "renormalised")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_empty_sequence_and_padding_stay_finite(name, dtype):
+    """T7, T8: in float16 too no mask overflows; a sequence without tokens has finite gradients, and the others' outputs
+    do not change with it or with what padding holds."""
+    torch.manual_seed(0)
+    recipe = dataclasses.replace(LISTOPS, seqlen=70, block=32, density=0.5)
+    attention = METHODS[name].attention(recipe)
+    if isinstance(attention, BlockSparse):
+        attention.set_pattern(random_pattern(70, 32, density=0.7)[0])
+    q, k, v, dout = random_inputs(70, 2, head_dim=32, batch=3, dtype=dtype)
+    lengths = torch.tensor([70, 0, 20])
+
+    def attend(k, v):
+        torch.manual_seed(1)  # of Reformer's hashes
+        # Reformer has no use for k.
+        return with_gradients(lambda q, k, v: attention(q, k, v, lengths) + 0 * k.mean(), (q, k, v), dout)
+
+    first = attend(k, v)
+    assert all(tensor.isfinite().all() for tensor in first)
+    k[1], k[2, :, 20:], v[2, :, 20:] = 7.0, 5.0, -9.0
+    again = attend(k, v)
+    torch.testing.assert_close(again[0][0], first[0][0], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(again[0][2, :, :20], first[0][2, :, :20], rtol=1e-3, atol=1e-3)

@@ -22,12 +22,14 @@ def expressions():
 
 
 def test_listops_values_are_those_of_the_tokens(expressions):
+    """T13."""
     for row, length, label in zip(expressions.tokens, expressions.lengths, expressions.labels, strict=True):
         assert listops.evaluate(row[:length]) == label
         assert not row[length:].any()
 
 
 def test_listops_lengths_depths_and_arguments(expressions):
+    """T13."""
     assert expressions.lengths.min() > 500
     assert expressions.lengths.max() < 2000
     for row, length in zip(expressions.tokens, expressions.lengths, strict=True):
@@ -68,6 +70,7 @@ def test_listops_rules(text, value):
 
 
 def test_listops_has_fifteen_words():
+    """T13: the closing bracket is one, parentheses are none."""
     assert len(listops.WORDS) == 1 + 15
 
 

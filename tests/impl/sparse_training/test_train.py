@@ -130,6 +130,7 @@ def test_the_transition_takes_a_new_optimizer_at_half_the_rate(data):
 
 
 def test_two_trainers_are_equal_and_another_seed_is_not(data):
+    """T17: on a GPU in deterministic mode, which the resumed runs are in."""
     first, second, other = (losses(trainer(data, "dense", seed), 4) for seed in (3, 3, 4))
     assert first == second
     assert first != other
