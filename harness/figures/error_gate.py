@@ -30,12 +30,12 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = facets(rows[rows["error_ratio"].notna()], ["op", "direction"])
     tallest = max(group["contender"].nunique() for _, group in panels)
-    longest = max(len(look.label) for look in run.looks.values())
+    longest = max(map(len, rows["label"]))
     shape = {"columns": 1 if longest > LONG else 2, "wide": True, "height": 0.5 + 0.15 * tallest}
     figure, cells = page(panels, run, TITLE, xlabel="error / allowance", **shape)
     incorrect = []
     for ax, group in cells:
-        series = {name: look for name, look in run.looks.items() if name in set(group["contender"])}
+        series = run.looks(group)
         for place, (contender, look) in enumerate(series.items()):
             own = group[group["contender"] == contender]
             wrong = (own["status"] == "incorrect").to_numpy()

@@ -159,7 +159,7 @@ def sentence(run: Run, title: str, text: str) -> Figure:
 def drawn(rows: pd.DataFrame, value: str, run: Run) -> dict[str, Look]:
     """Looks of the contenders with at least one value, in drawing order."""
     have = set(rows.loc[rows[value].notna(), "contender"])
-    return {name: look for name, look in run.looks.items() if name in have}
+    return {name: look for name, look in run.looks(rows).items() if name in have}
 
 
 def grouped_bars(

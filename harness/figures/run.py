@@ -22,6 +22,7 @@ WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend"
 # whose times figures compare
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
+STAND_INS = {"reference", "emulated"}
 MISSING = {
     "out_of_memory": "OOM",
     "unsupported": "n.a.",
@@ -113,17 +114,20 @@ class Run:
         return self.device == "cpu"
 
     @functools.cached_property
-    def looks(self) -> dict[str, Look]:
-        """Look by contender, in drawing order. A reference that stands in for a kernel says so in its label."""
-        roles = dict(zip(self.records["contender"], self.records["role"], strict=True))
-        found = looks(roles, self.labels)
-        for name, rows in self.records.groupby("contender") if self.on_cpu else ():
-            stand_ins = set(rows["backend"].dropna()) - set(ON_GPU)
+    def _looks(self) -> dict[str, Look]:
+        return looks(dict(zip(self.records["contender"], self.records["role"], strict=True)), self.labels)
+
+    def looks(self, rows: pd.DataFrame) -> dict[str, Look]:
+        """Look of each contender of `rows`, in drawing order: the same in every figure of the run, save that on a CPU
+        its label says what stood in for a kernel in these rows."""
+        backends = rows.groupby("contender")["backend"].unique()
+        found = {name: look for name, look in self._looks.items() if name in backends}
+        for name, look in found.items() if self.on_cpu else ():
+            stand_ins = set(backends[name]) & STAND_INS
             if stand_ins:
-                label, hatch = found[name].label, found[name].hatch or "xxxx"
                 what = f"{_distinct(stand_ins)}, CPU)"
-                label = f"{label[:-1]}; {what}" if label.endswith(")") else f"{label} ({what}"
-                found[name] = dataclasses.replace(found[name], label=label, hatch=hatch)
+                label = f"{look.label[:-1]}; {what}" if look.label.endswith(")") else f"{look.label} ({what}"
+                found[name] = dataclasses.replace(look, label=label, hatch=look.hatch or "xxxx")
         return found
 
     @property
@@ -156,7 +160,8 @@ class Run:
         """
         rows = self.records[self.records["op"].isin([ops] if isinstance(ops, str) else ops)]
         rows = rows[rows["role"] != "control"].copy()
-        rows["label"] = [self.looks[name].label for name in rows["contender"]]
+        labels = {name: look.label for name, look in self.looks(rows).items()}
+        rows["label"] = rows["contender"].map(labels)
         good = rows["status"] == "ok"
         if speed and not self.on_cpu:
             good &= rows["backend"].isin(ON_GPU)
@@ -166,7 +171,7 @@ class Run:
         untimed = (rows["status"] == "ok") & rows["reason"].notna()
         rows["missing"] = rows["status"].map(MISSING).fillna("n.a.").mask(untimed, "not timed").where(absent, "")
         rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)
-        places = {name: place for place, name in enumerate(self.looks)}
+        places = {name: place for place, name in enumerate(labels)}
         rows["_place"] = rows["contender"].map(places)
         rows = rows.sort_values(["experiment", *columns, "case_id", "panel", "_place"], kind="stable")
         rows = rows.drop_duplicates(["experiment", "case_id", "contender"])  # a case drawn by two panels

@@ -48,7 +48,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = [(f"{title}\n{said(group)}", group) for title, group in panels if group["density"].nunique() > 1] or panels
     labels = {"xlabel": "share of blocks kept", "ylabel": "dense time / SAT's"}
     figure, cells = page(panels, run, TITLE, height=2.0, **labels)
-    series = {name: look for name, look in run.looks.items() if name in set(rows["contender"])}
+    series = run.looks(rows)
     for ax, group in cells:
         for place, (contender, look) in enumerate(series.items()):
             line(ax, group[group["contender"] == contender].sort_values("density"), "density", "over", look, place)

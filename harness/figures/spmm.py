@@ -37,7 +37,7 @@ def without_baseline(rows: pd.DataFrame) -> pd.DataFrame:
 
 def over(rows: pd.DataFrame, run: Run) -> str:
     """Labels of the baselines that the speed-ups are taken against."""
-    return ", ".join(look.label for name, look in run.looks.items() if name in set(rows["baseline"]))
+    return ", ".join(sorted({run.labels[name] for name in rows["baseline"]}))
 
 
 def side_by_side(rows: pd.DataFrame) -> int:

@@ -55,8 +55,8 @@ def _means(rows: pd.DataFrame) -> pd.DataFrame:
     groups = logs.groupby(by, sort=False)
     found = groups.agg(
         label=("label", "first"), role=("role", "first"), status=("status", "first"), reason=("reason", "first"),
-        missing=("missing", "first"), speedup=("speedup", "mean"), bound=("bound", "mean"), least=("least", "min"),
-        layers=("least", "count"),
+        backend=("backend", "first"), missing=("missing", "first"), speedup=("speedup", "mean"),
+        bound=("bound", "mean"), least=("least", "min"), layers=("least", "count"),
     ).reset_index()  # fmt: skip
     found[["speedup", "bound"]] = np.exp(found[["speedup", "bound"]])
     return found.assign(missing=found["missing"].where(found["speedup"].isna(), ""))

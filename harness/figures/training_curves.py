@@ -64,7 +64,8 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     figure, cells = page(panels, run, TITLE, height=2.0, xlabel="step", ylabel="nats")
     (losses, _), (distances, _) = cells
     shares = within(rows)
-    found = {**looks(dict(zip(rows["contender"], rows["role"], strict=True)), run.labels), **run.looks}
+    steps = run.records[run.records["op"] == "training_step"]
+    found = {**looks(dict(zip(rows["contender"], rows["role"], strict=True)), run.labels), **run.looks(steps)}
     baseline = rows[rows["contender"] == rows["baseline"]].astype({"step": float})
     losses.fill_between(baseline["step"], baseline["least"], baseline["most"], color=PALE)
     lowest = rows.loc[rows["distance"] > 0, "distance"].min() / 2

@@ -177,7 +177,7 @@ def test_a_bar_is_as_high_as_its_record(gpu, gpu_figure):
     group = rows[(rows["head_dim"] == 64) & ~rows["causal"].astype(bool)]
     drawn = {(*bar.get_facecolor()[:3], bar.get_hatch()): bar for bar in ax.patches if bar.get_x() < 0.5}
     for row in group[(group["seqlen_q"] == 512) & group["tflops"].notna()].itertuples():
-        look = gpu.looks[row.contender]
+        look = gpu.looks(rows)[row.contender]
         colour = tuple(int(look.colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
         assert drawn[(*colour, look.hatch)].get_height() == pytest.approx(row.tflops)
 
@@ -255,11 +255,24 @@ def test_only_kernels_and_libraries_have_a_speed_on_a_gpu(tmp_path, name):
 
 
 def test_references_on_a_cpu_are_labelled_and_hatched(cpu, gpu):
-    look = cpu.looks["spark_attention"]
+    look = cpu.looks(cpu.records)["spark_attention"]
     assert look.label == "SparkAttention (reference, CPU)"
     assert look.hatch
-    assert gpu.looks["spark_attention"].label == "SparkAttention"
-    assert not gpu.looks["spark_attention"].hatch
+    plain = gpu.looks(gpu.records)["spark_attention"]
+    assert plain.label == "SparkAttention"
+    assert not plain.hatch
+
+
+def test_a_label_names_the_stand_ins_of_its_figure_only(tmp_path):
+    records = synthetic.cpu_records()
+    for record in records:
+        if record.role == "ours":
+            record.backend = "reference" if record.op == "training_step" else "emulated"
+    run = synthetic.run_of(records, tmp_path)
+    for name, stand_in in (("attention_forward", "emulated"), ("training_speedup", "reference")):
+        labels = [text for text in texts(render(run, name)[1]) if text.startswith("SparkAttention")]
+        assert labels
+        assert all(f"({stand_in}, CPU)" in label for label in labels)
 
 
 def test_emulated_kernels_are_not_timed(tmp_path):

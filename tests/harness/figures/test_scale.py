@@ -1,6 +1,7 @@
 """Ten thousand records: every table is made quickly, and no figure grows with them."""
 
 import importlib
+import re
 import time
 
 import pytest
@@ -27,5 +28,6 @@ def test_tables_of_ten_thousand_records(run):
 def test_a_figure_has_so_many_panels_and_says_what_it_leaves_out(run):
     _, figure = render(run, "block_sparse_speedup")
     assert len(figure.axes) == MOST_PANELS
-    assert "16 of 4" in figure.get_suptitle()
-    assert "the others are in the CSV" in figure.get_suptitle().replace("\n", " ")
+    said = re.search(r"; (\d+) of (\d+) panels, the others are in the CSV$", figure.get_suptitle().replace("\n", " "))
+    drawn, panels = map(int, said.groups())
+    assert drawn == MOST_PANELS < panels
