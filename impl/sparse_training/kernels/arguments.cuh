@@ -2,8 +2,8 @@
 //
 // Tensors as in attention/tensors.cuh, one seqlen for queries and keys; out, dq, dk and dv are contiguous, lse and
 // statistics float [batch, heads, seqlen] and float2 [batch, heads, blocks * BLOCK]: lse (+inf for a row that takes no
-// part) and delta. `rows` and `columns` are the pattern's lists (block_lists.cuh). `lengths` [batch] or null: the keys
-// of a sequence that count, from the first.
+// part) and delta; for Hopper of 64 rows all lse, to base 2, before all delta. `rows` and `columns` are the pattern's
+// lists (block_lists.cuh). `lengths` [batch] or null: the keys of a sequence that count, from the first.
 #pragma once
 #include "attention/tensors.cuh"
 

@@ -3,14 +3,15 @@
 //
 // A block of threads has K and V of one key block and walks over the query tiles of its column (walk_sm90a.cuh). It
 // computes s^T and dp^T, so that p^T and ds^T leave the accumulators as A operands of dv += p^T dout and dk += ds^T q.
-// Registers: s and dp 64, p and ds 32, dk and dv PADDED_DIM.
+// s of the next tile is started, then dv and dk of the present one, which run on while p is computed; dp waits for the
+// registers of these. Registers: s and dp 64, p and ds 32, dk and dv PADDED_DIM.
 #include "arguments.cuh"
 #include "block_lists.cuh"
 #include "bulk_copy.cuh"
 #include "walk_sm90a.cuh"
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kStatisticsBytes = kTileRows * sizeof(float2);
+constexpr int kStatistics = 2 * kTileRows, kStatisticsBytes = kStatistics * sizeof(float);  // of a tile
 
 struct Barriers {
     unsigned long long rows_full, full[STAGES];
@@ -34,7 +35,7 @@ __device__ __forceinline__ void mask_queries(float (&s)[kScores], int key, int r
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_backward_dkdv_sm90a(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap dout_map,
-    const float2* __restrict__ statistics, Element* __restrict__ dk, Element* __restrict__ dv,
+    const float* __restrict__ statistics, Element* __restrict__ dk, Element* __restrict__ dv,
     const int* __restrict__ columns, const int* __restrict__ lengths, SIZES) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     unsigned char* k_tile = shared_memory;
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         mbarrier_arrive_expect(&barriers.full[stage], 2 * kTileBytes + kStatisticsBytes);
         load_rows(q_tiles + stage * kTileBytes, &q_map, &barriers.full[stage], row, walk.head, work.batch);
         load_rows(dout_tiles + stage * kTileBytes, &dout_map, &barriers.full[stage], row, walk.head, work.batch);
-        bulk_load(statistics_tiles + stage * kStatisticsBytes, statistics + batch_head * blocks * BLOCK + row,
+        bulk_load(statistics_tiles + stage * kStatisticsBytes, statistics + (batch_head * blocks * BLOCK + row) * 2,
                   kStatisticsBytes, &barriers.full[stage]);
     };
     if (threadIdx.x == 0) {
@@ -87,8 +88,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
     const int warp_key = warp * 16, last_key = first_key + kTileRows - 1;
     const unsigned long long k_rows = matrix_descriptor(k_tile, 0, kPatternBytes);
     const unsigned long long v_rows = matrix_descriptor(v_tile, 0, kPatternBytes);
-    const unsigned long long q_rows = matrix_descriptor(q_tiles, kPanelBytes, kPatternBytes);
-    const unsigned long long dout_rows = matrix_descriptor(dout_tiles, kPanelBytes, kPatternBytes);
+    const unsigned long long q_rows = matrix_descriptor(q_tiles, 0, kPatternBytes);
+    const unsigned long long dout_rows = matrix_descriptor(dout_tiles, 0, kPatternBytes);
+    const unsigned long long q_columns = matrix_descriptor(q_tiles, kPanelBytes, kPatternBytes);
+    const unsigned long long dout_columns = matrix_descriptor(dout_tiles, kPanelBytes, kPatternBytes);
+    const float scale_log2 = softmax_scale * kLog2e;
 
     float dk_sum[kOutputs], dv_sum[kOutputs];
 #pragma unroll
@@ -99,45 +103,86 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         clear_rows(v_tile, max(keys - first_key, 0));
         __syncthreads();
     }
-    for (int step = 0;; ++step) {
-        const unsigned stage = stage_of<STAGES>(step);
-        mbarrier_wait(&barriers.full[stage], parity_of<STAGES>(step));
-        const int row = barriers.tile_row[stage];
-        if (row < 0) break;
-        float s[kScores], dp[kScores];
-        unsigned p[kSteps][4], ds[kSteps][4];
+
+    float s[kScores], dp[kScores];
+    unsigned p[kSteps][4], ds[kSteps][4];
+    // The first query of a tile, or -1.
+    const auto wait_for = [&](int step) {
+        mbarrier_wait(&barriers.full[stage_of<STAGES>(step)], parity_of<STAGES>(step));
+        return barriers.tile_row[stage_of<STAGES>(step)];
+    };
+    const auto start_s = [&](int step) {
         wgmma_fence();
-        multiply_rows(s, k_rows, kPanelBytes, advance_descriptor(q_rows, stage * kTileBytes), kPanelBytes);
-        multiply_rows(dp, v_rows, kPanelBytes, advance_descriptor(dout_rows, stage * kTileBytes), kPanelBytes);
-        wgmma_wait<1>();
+        multiply_rows(s, k_rows, kPanelBytes, advance_descriptor(q_rows, stage_of<STAGES>(step) * kTileBytes),
+                      kPanelBytes);
+    };
+    const auto start_dp = [&](int step) {
+        wgmma_fence();
+        multiply_rows(dp, v_rows, kPanelBytes, advance_descriptor(dout_rows, stage_of<STAGES>(step) * kTileBytes),
+                      kPanelBytes);
+    };
+    const auto start_sums = [&](int step) {
+        const unsigned offset = stage_of<STAGES>(step) * kTileBytes;
+        wgmma_fence();
+        accumulate_rows(dk_sum, ds, advance_descriptor(q_columns, offset));
+        accumulate_rows(dv_sum, p, advance_descriptor(dout_columns, offset));
+    };
+    const auto finish_sums = [&] {
+        wgmma_wait<0>();
+        pin_registers(dk_sum);
+        pin_registers(dv_sum);
+    };
+    // lse, to base 2, or delta of two queries.
+    const auto pair = [&](int step, int i, int which) {
+        const unsigned char* tile = statistics_tiles + stage_of<STAGES>(step) * kStatisticsBytes;
+        return reinterpret_cast<const float2*>(tile)[which * (kTileRows / 2) + i / 4 * 4 + lane % 4];
+    };
+    const auto finish_s = [&](int step, int row) {
         pin_registers(s);
         if (last_key >= visible_keys(row, keys, causal_offset))
             mask_queries(s, first_key + warp_key + lane / 4, row, keys, causal_offset);
-        const float4* pairs = reinterpret_cast<const float4*>(statistics_tiles + stage * kStatisticsBytes) + lane % 4;
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            const float4 pair = pairs[i / 4 * 4];  // lse, delta of two queries
-            // Rounded as the forward's lse was (attention/backward_sm80.cuh).
-            s[i] = exp2_fast((__fmul_rn(s[i], softmax_scale) - (i % 2 ? pair.z : pair.x)) * kLog2e);
+            const float2 lse = pair(step, i, 0);
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, -(i % 2 ? lse.y : lse.x)));
         }
+    };
+    const auto finish_dp = [&](int step) {
         wgmma_wait<0>();
         pin_registers(dp);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
-            const float4 pair = pairs[i / 4 * 4];
-            dp[i] = s[i] * (dp[i] - (i % 2 ? pair.w : pair.y));
+            const float2 delta = pair(step, i, 1);
+            dp[i] = s[i] * (dp[i] - (i % 2 ? delta.y : delta.x));
         }
         pack_fragments(ds, dp);
         pack_fragments(p, s);
-        wgmma_fence();
-        accumulate_rows(dk_sum, ds, advance_descriptor(q_rows, stage * kTileBytes));
-        accumulate_rows(dv_sum, p, advance_descriptor(dout_rows, stage * kTileBytes));
-        wgmma_wait<0>();
-        pin_registers(dk_sum);
-        pin_registers(dv_sum);
-        __syncthreads();
-        load(step + STAGES);
+    };
+
+    int row = wait_for(0);
+    if (row >= 0) {
+        start_s(0);
+        start_dp(0);
+        wgmma_wait<1>();
+        finish_s(0, row);
+        finish_dp(0);
+        int step = 0;
+        while ((row = wait_for(step + 1)) >= 0) {
+            start_s(step + 1);
+            start_sums(step);
+            wgmma_wait<2>();
+            finish_s(step + 1, row);
+            finish_sums();
+            start_dp(step + 1);
+            __syncthreads();
+            load(step + STAGES);
+            ++step;
+            finish_dp(step);
+        }
+        start_sums(step);
+        finish_sums();
     }
+    __syncthreads();
 
     // All have read K and V, through whose rows dk and dv leave.
     const int warp_first = first_key + warp_key;

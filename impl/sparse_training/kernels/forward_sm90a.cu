@@ -1,10 +1,10 @@
 // Block-sparse attention forward for Hopper: what forward_sm80.cu computes, its products by wgmma.
 //
-// A block of threads has one query block (walk_sm90a.cuh). q k^T of the next tile runs with p v of the present one,
-// both are waited for, and then the softmax of the next scores is computed while other blocks multiply. K and V have
-// rings of two tiles: the engine fetches K three and V two tiles ahead of the p v that has just ended. Registers: 32
-// scores, 16 of p, PADDED_DIM / 2 of the output. Four blocks of 128 threads share an SM at head dim 64. Floor: as
-// forward_sm80.cu, 64 FLOPs per byte of L2 at BLOCK 64, about 350 TFLOP/s on an H200; 128 at BLOCK 128.
+// A block of threads has one query block (walk_sm90a.cuh). q k^T of the next tile is started, then p v of the present
+// one, which runs on while the softmax of the next scores is computed. K and V have rings of two tiles: the engine
+// fetches K three and V two tiles ahead of the p v that has just ended. Registers: 32 scores, 16 of p, PADDED_DIM / 2
+// of the output. Four blocks of 128 threads share an SM at head dim 64. Floor of a tile at head dim 64: 256 clocks of
+// an SM, for the products as for the exponentials; docs/performance.md has what was measured.
 #include "arguments.cuh"
 #include "attention/log_sum_exp.cuh"
 #include "block_lists.cuh"
@@ -93,11 +93,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
             wgmma_fence();
             accumulate_rows(output, p, advance_descriptor(v_rows, stage * kTileBytes));
         };
+        // Turns scores into p against the new maximum.
         const auto softmax = [&](int key) {
             if (key + kTileRows > unmasked_keys) mask_scores(scores, row, key, keys, causal_offset);
             online_softmax(scores, state, correction, scale_log2);
-            scale_output(output, correction);
-            pack_fragments(p, scores);
         };
 
         int key = walk.key(0);
@@ -108,17 +107,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) block_sparse_
         __syncthreads();
         load(k_tiles, &k_map, barriers.k_full, STAGES);
         softmax(key);
+        pack_fragments(p, scores);
         for (int step = 0; step + 1 < steps; ++step) {
-            start_values(step, key);
             start_keys(step + 1);
+            start_values(step, key);
             key = walk.key(step + 1);
-            wgmma_wait<0>();
+            wgmma_wait<1>();
             pin_registers(scores);
+            softmax(key);
+            wgmma_wait<0>();
             pin_registers(output);
             __syncthreads();
             load(v_tiles, &v_map, barriers.v_full, step + STAGES);
             load(k_tiles, &k_map, barriers.k_full, step + 1 + STAGES);
-            softmax(key);
+            scale_output(output, correction);
+            pack_fragments(p, scores);
         }
         start_values(steps - 1, key);
         wgmma_wait<0>();

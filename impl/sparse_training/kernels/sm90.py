@@ -11,7 +11,8 @@ from impl.cuda.build import Kernel
 BLOCKS = (64, 128)
 PADDED_DIMS = (64, 128)
 TILE_ROWS = 64
-_STAGES = 2
+# Tiles on their way, by padded head dim: as many as leave blocks_per_sm as it is.
+_STAGES = {"forward": {64: 2, 128: 2}, "backward_dq": {64: 2, 128: 2}, "backward_dkdv": {64: 3, 128: 2}}
 _THREADS = 128
 _REGISTERS_PER_SM = 65536
 _BARRIER_BYTES = 64
@@ -31,8 +32,9 @@ def parts(block: int) -> int:
 @functools.cache
 def kernel(what: str, block: int, padded_dim: int, bfloat16: bool) -> Kernel:
     """`what` is "forward", "backward_dq" or "backward_dkdv"; for blocks of `block` and head dims up to `padded_dim`."""
-    tiles = 2 * _STAGES + (1 if what == "forward" else 2)
-    statistics = _STAGES * TILE_ROWS * 8 if what == "backward_dkdv" else 0
+    stages = _STAGES[what][padded_dim]
+    tiles = 2 * stages + {"forward": 1, "backward_dq": 3, "backward_dkdv": 2}[what]
+    statistics = stages * TILE_ROWS * 8 if what == "backward_dkdv" else 0
     shared_bytes = tiles * TILE_ROWS * padded_dim * 2 + statistics + _BARRIER_BYTES
     by_registers = _REGISTERS_PER_SM // _REGISTERS[what][padded_dim] // _THREADS
     blocks_per_sm = min(by_registers, 228 * 1024 // (shared_bytes + 1024))
@@ -43,7 +45,7 @@ def kernel(what: str, block: int, padded_dim: int, bfloat16: bool) -> Kernel:
         arch="sm_90a",
         macros=(
             *(("BLOCK", block), ("PADDED_DIM", padded_dim), ("BLOCK_N", TILE_ROWS), ("BFLOAT16", int(bfloat16))),
-            *(("STAGES", _STAGES), ("MIN_BLOCKS", blocks_per_sm)),
+            *(("STAGES", stages), ("MIN_BLOCKS", blocks_per_sm)),
         ),
         threads=_THREADS,
         dynamic_shared_bytes=shared_bytes,

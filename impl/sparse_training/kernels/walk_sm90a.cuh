@@ -1,6 +1,7 @@
 // What the Hopper kernels share. A block of threads, one warpgroup, has 64 rows of a block of the pattern in shared
 // memory and walks over the other side's kept blocks in tiles of BLOCK_N = 64 rows, which the copy engine brings two
-// ahead. 2 to 4 blocks of threads share an SM: while one does its softmax, the others multiply.
+// or three ahead. 2 to 4 blocks of threads share an SM. They take turns at the Tensor Cores less than one hopes, so
+// each starts the next tile's first products before the present one's last, which run beside the elementwise work.
 #pragma once
 #include "attention/softmax_sm90a.cuh"
 #include "attention/tiles_sm90a.cuh"

@@ -63,6 +63,19 @@ def test_kernels_pass_the_gate_and_have_no_races(arch, block, head_dim, seqlen, 
     assert_gate(f"emulated {arch}", [q, k, v], dout, pattern, block, check_races=True, **options)
 
 
+@emulated
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_lists_of_all_lengths_on_hopper_have_no_races_and_no_order(head_dim):
+    """None, one, and more than fit in the rings of tiles."""
+    q, k, v, dout = random_inputs(450, heads=2, heads_kv=1, head_dim=head_dim, batch=1)
+    pattern = random_pattern(450, 64, heads=2, density=0.3)
+    pattern[:, 3] = pattern[:, :, 5] = pattern[1, 0] = False
+    pattern[0, :, 2] = pattern[0, 4] = True
+    first = assert_gate("emulated sm_90a", [q, k, v], dout, pattern, 64, check_races=True)
+    again = attend("emulated sm_90a", [q, k, v], dout, pattern, 64, seed=7)
+    assert all(map(torch.equal, first, again))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("backend", "block", "head_dim", "dtype"),
