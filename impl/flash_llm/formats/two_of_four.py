@@ -19,6 +19,8 @@ gathered ones. In 32-bit words, a block is
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -147,23 +149,23 @@ def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rest = _surplus(values, torch.arange(BLOCK_COLS // 4, device=values.device, dtype=torch.int32) // 2 % 2)
     own = values.masked_fill(rest, 0)
     gathered = torch.zeros(len(values), BLOCK_ROWS, GATHERED_STEPS * STEP_COLS, dtype=torch.int16, device=values.device)
-    columns = (torch.arange(gathered.shape[2], device=values.device) % _BANKS).repeat(len(values), 1)
+    numbers = torch.arange(BLOCK_COLS, device=values.device).expand(len(values), -1)
+    columns = torch.nn.functional.pad(numbers % _BANKS, (0, 1))  # one more, for what goes nowhere
     taken = torch.zeros_like(columns, dtype=torch.bool)
     block, row, column = rest.nonzero().unbind(1)
     moved = values[block, row, column]
     while len(block):
-        needed = torch.zeros(len(values), BLOCK_COLS, dtype=torch.bool, device=values.device)
-        needed[block, column] = True
-        place = _places(needed, taken)
-        of, which = needed.nonzero().unbind(1)
-        columns[of, place[of, which]] = which
-        taken[of, place[of, which]] = True
+        needed = values.new_zeros(numbers.shape, dtype=torch.bool)
+        needed.view(-1).index_fill_(0, block * BLOCK_COLS + column, True)
+        place = torch.where(needed, _places(needed, taken[:, :-1]), BLOCK_COLS)
+        columns.scatter_(1, place, numbers)
+        taken.scatter_(1, place, True)
         gathered[block, row, place[block, column]] = moved
         rest = _surplus(gathered)
         block, row, column = rest.nonzero().unbind(1)
         moved, column = gathered[block, row, column], columns[block, column]
         gathered.masked_fill_(rest, 0)
-    steps = taken.unflatten(1, (-1, STEP_COLS)).any(2).sum(1)
+    steps = taken[:, :-1].unflatten(1, (-1, STEP_COLS)).any(2).sum(1)
     return torch.cat([own, gathered[:, :, : int(steps.max()) * STEP_COLS]], 2), columns, steps
 
 
@@ -171,9 +173,13 @@ def _surplus(values: Tensor, mirrored: Tensor | int = 0) -> Tensor:
     """Which elements of rows [..., columns] are the third or fourth non-zero of their group, or, where a group is
     `mirrored` (1, or int32 [groups]), so from its end. Columns of all residues modulo 8 have some, if every other two
     are mirrored."""
-    table = torch.tensor(_SURPLUS, device=values.device, dtype=torch.int32)
     pattern = _pattern(values) + 16 * mirrored
-    return table.index_select(0, pattern.flatten()).view(pattern.shape).view(torch.bool)
+    return _tables(values.device)[1].index_select(0, pattern.flatten()).view(pattern.shape).view(torch.bool)
+
+
+@functools.cache
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(_PLACES, device=device), torch.tensor(_SURPLUS, device=device, dtype=torch.int32)
 
 
 def _pattern(values: Tensor) -> Tensor:
@@ -192,20 +198,19 @@ def _places(needed: Tensor, taken: Tensor) -> Tensor:
     banked = rank * _BANKS + columns % _BANKS
     steps = -(-needed.sum(1, keepdim=True) // STEP_COLS)
     fits = needed & (rank < steps * (STEP_COLS // _BANKS)) & ~taken.any(1, keepdim=True)
-    of, which = fits.nonzero().unbind(1)
-    free = ~taken
-    free[of, banked[of, which]] = False
+    nowhere = torch.nn.functional.pad(taken, (0, 1))
+    free = ~nowhere.scatter(1, torch.where(fits, banked, BLOCK_COLS), True)[:, :-1]
     order = columns // STEP_COLS * STEP_COLS + columns % 8 * 4 + columns % STEP_COLS // 8
-    of, which = free[:, order].nonzero().unbind(1)
-    nth = torch.zeros_like(banked)
-    nth[of, (free[:, order].cumsum(1) - 1)[of, which]] = order[which]
+    free = free[:, order]
+    nth = torch.where(free, free.cumsum(1) - 1, BLOCK_COLS)
+    nth = torch.zeros(nowhere.shape, dtype=torch.int64, device=nth.device).scatter_(1, nth, order.expand_as(nth))
     return torch.where(fits, banked, nth.gather(1, ((needed & ~fits).cumsum(1) - 1).clamp(min=0)))
 
 
 def _groups(values: Tensor) -> tuple[Tensor, Tensor]:
     """Words and metadata of the groups of rows [blocks, 32, columns]: int32 [blocks, 32, columns / 4] both."""
     pattern = _pattern(values)
-    places = torch.tensor(_PLACES, device=values.device).index_select(0, pattern.flatten()).view(*pattern.shape, 2)
+    places = _tables(values.device)[0].index_select(0, pattern.flatten()).view(*pattern.shape, 2)
     words = values.unflatten(2, (-1, 4)).gather(3, places).view(torch.int32).squeeze(3)
     return words, (places[..., 0] | places[..., 1] << 2).int()
 
