@@ -11,7 +11,7 @@ from torch import nn
 
 from impl.flash_llm import linear as linear_module
 from impl.flash_llm.choice import choose_format
-from impl.flash_llm.formats import Bitmap, TiledCSL
+from impl.flash_llm.formats import Bitmap, TiledCSL, TwoOfFour
 from impl.flash_llm.linear import SparseLinear
 from tests.impl.flash_llm.devices import A100, VOLTA
 from tests.impl.flash_llm.matrices import assert_is_product, random_sparse
@@ -45,15 +45,16 @@ def test_no_rows(kind):
     assert SparseLinear.from_linear(dense_layer(), kind)(torch.empty(0, 4, 100).half()).shape == (0, 4, 130)
 
 
-@pytest.mark.parametrize(("density", "kind"), [(0.03, TiledCSL), (0.1, Bitmap), (0.5, Bitmap)])
-def test_takes_the_format_of_fewest_bytes(density, kind):
+@pytest.mark.parametrize(("density", "kind"), [(0.03, TwoOfFour), (0.2, TwoOfFour), (0.3, Bitmap), (0.5, Bitmap)])
+def test_takes_the_format_of_the_rule(density, kind):
     layer = dense_layer(512, 512, density=density)
     assert type(SparseLinear.from_linear(layer).weight) is kind
 
 
 def test_takes_a_format_that_the_gpu_has_a_kernel_for():
-    assert choose_format(5000, (100, 100), A100) is Bitmap
-    assert choose_format(5000, (100, 100), VOLTA) is TiledCSL
+    assert choose_format(2500, (100, 100), A100) is TwoOfFour
+    assert choose_format(2501, (100, 100), A100) is Bitmap
+    assert choose_format(2500, (100, 100), VOLTA) is TiledCSL
     with pytest.raises(NotImplementedError, match=r"compute capability \(6, 0\)"):
         choose_format(5000, (100, 100), dataclasses.replace(VOLTA, capability=(6, 0)))
 
