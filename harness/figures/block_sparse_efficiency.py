@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import drawn, facets, legend, line, page, reference_line, share
+from harness.figures.panels import drawn, facets, legend, line, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 
 TITLE = "Block-sparse attention, efficiency against ours dense (1 is ideal)"
@@ -46,10 +46,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             ax.annotate(f"{length:.0f}", (end["density"], end["efficiency"]), fontsize=5, xytext=(3, 0),
                         textcoords="offset points", va="center")  # fmt: skip
         reference_line(ax, 1.0)
-        density = group["density"].drop_duplicates().sort_values()
-        ax.set_xscale("log")
-        ax.set_xticks(density, [share(d) for d in density])
-        ax.set_xticks([], minor=True)
+        log_ticks(ax, group["density"], share)
         ax.set_ylim(0, max(1.1, 1.1 * group["efficiency"].max()))
         ax.margins(x=0.12)
     legend(figure, rows, series, "line")

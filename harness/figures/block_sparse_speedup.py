@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line, share
+from harness.figures.panels import drawn, facets, legend, line, log_scale, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 from harness.figures.spmm import nothing, over, without_baseline
 from harness.figures.style import BLACK
@@ -36,9 +36,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         for place, (contender, look) in enumerate(series.items()):
             line(ax, group[group["contender"] == contender], "density", "speedup", look, place)
         reference_line(ax, 1.0)
-        ax.set_xscale("log")
-        ax.set_xticks(density, [share(d) for d in density])
-        ax.set_xticks([], minor=True)
+        log_ticks(ax, density, share)
         ax.margins(x=0.08)
         log_scale(ax, "y")
     legend(figure, compared, series, "line", extra=[Line2D([], [], label="ideal: 1 / density", **_IDEAL)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -244,6 +244,14 @@ def _legend_width(handles: Sequence[Any], columns: int) -> float:
 def reference_line(axes: Axes, y: float, **style: Any) -> None:
     """A thin horizontal line at `y`."""
     axes.axhline(y, **{"color": BLACK, "linewidth": 0.8, "zorder": 2, **style})
+
+
+def log_ticks(axes: Axes, values: pd.Series, name: Callable[[float], str]) -> None:
+    """A logarithmic x axis with a tick at each of the values, called by `name`."""
+    ticks = values.drop_duplicates().astype(float).sort_values()
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [name(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
 
 
 def log_scale(axes: Axes, which: Literal["x", "y"], *, most: int = 8) -> None:

@@ -8,7 +8,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import facets, legend, line, log_scale, page, reference_line, share
+from harness.figures.panels import facets, legend, line, log_scale, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 
 TITLE = "Sparse training, speed-up of SAT's sparse phase over a dense step, by share of blocks kept"
@@ -53,10 +53,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         for place, (contender, look) in enumerate(series.items()):
             line(ax, group[group["contender"] == contender].sort_values("density"), "density", "over", look, place)
         reference_line(ax, 1.0)
-        density = group["density"].drop_duplicates().sort_values()
-        ax.set_xscale("log")
-        ax.set_xticks(density, [share(d) for d in density])
-        ax.set_xticks([], minor=True)
+        log_ticks(ax, group["density"], share)
         log_scale(ax, "y")
     legend(figure, rows, series, "line")
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, page, share
+from harness.figures.panels import drawn, facets, legend, line, log_scale, log_ticks, page, share
 from harness.figures.run import Run
 
 TITLE = "Sparse training, time and peak memory of a step (lower is better)"
@@ -38,10 +38,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     for ax, group in cells:
         for place, (contender, look) in enumerate(series.items()):
             line(ax, group[group["contender"] == contender], "seqlen_q", "shown", look, place)
-        lengths = group["seqlen_q"].drop_duplicates().astype(int).sort_values()
-        ax.set_xscale("log")
-        ax.set_xticks(lengths, [str(length) for length in lengths])
-        ax.set_xticks([], minor=True)
+        log_ticks(ax, group["seqlen_q"], "{:.0f}".format)
         log_scale(ax, "y")
     legend(figure, rows, series, "line")
     return figure

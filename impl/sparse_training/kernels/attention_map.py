@@ -28,7 +28,7 @@ def kernel(padded_dim: int, bfloat16: bool) -> Kernel:
         arch="sm_80",
         macros=(
             *(("PADDED_DIM", padded_dim), ("ALIGNED", 1), ("BFLOAT16", int(bfloat16))),
-            *(("WARP_KEYS", 64), ("KEY_TILES", 2), ("MIN_BLOCKS", blocks_per_sm)),
+            ("MIN_BLOCKS", blocks_per_sm),
         ),
         threads=256,
         dynamic_shared_bytes=2 * 2 * _TILE * padded_dim * 2,
