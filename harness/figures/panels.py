@@ -247,10 +247,10 @@ def reference_line(axes: Axes, y: float, **style: Any) -> None:
 
 
 def log_ticks(axes: Axes, values: pd.Series, name: Callable[[float], str]) -> None:
-    """A logarithmic x axis with a tick at each of the values, called by `name`."""
-    ticks = values.drop_duplicates().astype(float).sort_values()
+    """A logarithmic x axis with a tick at each of the values, called by `name`; one of those that share a name."""
+    ticks = {name(value): value for value in values.astype(float).sort_values()}
     axes.set_xscale("log")
-    axes.set_xticks(ticks, [name(tick) for tick in ticks])
+    axes.set_xticks([*ticks.values()], [*ticks])
     axes.set_xticks([], minor=True)
 
 

@@ -1,4 +1,5 @@
-"""Boxes and points over layers, by share of zeros: one panel per N. What figures of SpMM by sparsity share."""
+"""Boxes and points over layers, by share of zeros: a panel for each N, and for its other patterns of zeros where they
+were timed. What figures of SpMM by sparsity share."""
 
 from __future__ import annotations
 
@@ -22,9 +23,12 @@ _THIN = {"color": BLACK, "linewidth": 0.6}
 def boxes_by_sparsity(rows: pd.DataFrame, run: Run, title: str, value: str, ylabel: str) -> Figure:
     """`value` of each contender at each sparsity and pattern, on a logarithmic axis with a line at 1, and the
     `published` values, where the rows have that column, as open markers."""
-    rows = rows.assign(level=[*map(_level, rows["sparsity"], rows["pattern"])])
-    panels = facets(rows, ["n"], ["experiment", "dtype"])
-    figure, cells = page(panels, run, title, columns=3, height=1.9, xlabel="zeros", ylabel=ylabel)
+    others = (rows["pattern"] != "random").map({False: "", True: "other patterns"})
+    rows = rows.assign(level=[*map(_level, rows["sparsity"], rows["pattern"])], others=others)
+    panels = facets(rows, ["n", "others"], ["experiment", "dtype"])
+    panels = [(title, group) for title, group in panels if group[value].notna().any()]
+    columns = 2 if rows.loc[rows["pattern"] != "random", value].notna().any() else 3
+    figure, cells = page(panels, run, title, columns=columns, height=1.9, xlabel="zeros", ylabel=ylabel)
     series = drawn(rows, value, run)
     published = "published_a100" in rows and rows["published_a100"].notna().any()
     for ax, group in cells:
@@ -33,7 +37,7 @@ def boxes_by_sparsity(rows: pd.DataFrame, run: Run, title: str, value: str, ylab
         if published:
             ax.plot(group["level"].map(levels) + 0.42, group["published_a100"], **OPEN)
         reference_line(ax, 1.0)
-        ax.set_xticks(range(len(levels)), list(levels))
+        ax.set_xticks(range(len(levels)), list(levels), rotation=90 if group["others"].any() else 0)
         ax.set_xlim(-0.5, len(levels) - 0.5)
         for edge in range(1, len(levels)):
             ax.axvline(edge - 0.5, color=PALE, linewidth=0.8, zorder=0)
@@ -49,7 +53,7 @@ def by_sparsity(rows: pd.DataFrame, columns: Sequence[str] = ("n", "sparsity", "
 
 
 def _level(sparsity: float, pattern: str) -> str:
-    return f"{sparsity * 100:.4g} %" if pattern == "random" else f"{sparsity * 100:.4g} %\n{pattern}"
+    return f"{sparsity * 100:.4g} %" if pattern == "random" else f"{sparsity * 100:.4g} % {pattern}"
 
 
 def _boxes(ax: Axes, rows: pd.DataFrame, value: str, series: Mapping[str, Look], levels: Mapping[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import itertools
 import math
 import subprocess
 import sys
@@ -46,6 +47,11 @@ def gpu_figure(gpu):
     return functools.cache(lambda name: render(gpu, name))
 
 
+@pytest.fixture(scope="module")
+def cpu_figure(cpu):
+    return functools.cache(lambda name: render(cpu, name))
+
+
 def table(run, name):
     module, options = FIGURES[name]
     return importlib.import_module(f"harness.figures.{module}").table(run, **options)
@@ -63,9 +69,14 @@ def panels(figure):
 def of_axes(ax):
     """Texts that are drawn with an axes: title, labels, words and the tick labels in view."""
     yield from (text for text in (ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts) if text.get_text())
-    for axis, (low, high) in ((ax.xaxis, sorted(ax.get_xlim())), (ax.yaxis, sorted(ax.get_ylim()))):
-        ticks = zip(axis.get_majorticklabels(), axis.get_majorticklocs(), strict=False)  # hidden labels are not there
-        yield from (label for label, at in ticks if low <= at <= high)
+    yield from labels_in_view(ax.xaxis, ax.get_xlim())
+    yield from labels_in_view(ax.yaxis, ax.get_ylim())
+
+
+def labels_in_view(axis, limits):
+    low, high = sorted(limits)
+    ticks = zip(axis.get_majorticklabels(), axis.get_majorticklocs(), strict=False)  # hidden labels are not there
+    yield from (label for label, at in ticks if low <= at <= high)
 
 
 def test_names_need_no_matplotlib_and_drawing_needs_no_torch(tmp_path):
@@ -93,8 +104,8 @@ def test_every_figure_of_a_gpu_run_shows_its_rows(gpu_figure, name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_of_a_cpu_run_says_so_and_has_no_empty_panel(cpu, name):
-    rows, figure = render(cpu, name)
+def test_every_figure_of_a_cpu_run_says_so_and_has_no_empty_panel(cpu_figure, name):
+    rows, figure = cpu_figure(name)
     assert len(rows) > 0
     assert any(text.startswith("CPU smoke, not a GPU's speed") for text in texts(figure))
     for ax in panels(figure):
@@ -102,8 +113,13 @@ def test_every_figure_of_a_cpu_run_says_so_and_has_no_empty_panel(cpu, name):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_texts_stay_inside_the_figure_and_titles_do_not_overlap(gpu_figure, name):
-    _, figure = gpu_figure(name)
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_texts_stay_inside_the_figure_and_do_not_overlap(request, device, name):
+    _, figure = request.getfixturevalue(f"{device}_figure")(name)
+    check_texts(figure)
+
+
+def check_texts(figure):
     FigureCanvasAgg(figure).draw()
     width, height = figure.bbox.size
     for text in [*figure.texts, *figure.legends, *(text for ax in panels(figure) for text in of_axes(ax))]:
@@ -112,8 +128,10 @@ def test_texts_stay_inside_the_figure_and_titles_do_not_overlap(gpu_figure, name
         assert box.y0 >= -1, text
         assert box.x1 <= width + 1, text
         assert box.y1 <= height + 1, text
-    boxes = [ax.title.get_window_extent() for ax in panels(figure)]
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    ticks = [list(labels_in_view(ax.xaxis, ax.get_xlim())) for ax in panels(figure)]
+    for texts_of_a_line in ([ax.title for ax in panels(figure)], *ticks):
+        boxes = [text.get_window_extent() for text in texts_of_a_line]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i]), texts_of_a_line
 
 
 def test_accumulators_without_times_are_compared_by_the_model(tmp_path):
@@ -395,6 +413,22 @@ def spmm_run(folder, seconds):
                     record.conversion_s, record.tuning = 1e-2 * n / 16, '{"format_by_rule": "bitmap"}'
                 records.append(record)
     return synthetic.run_of(synthetic.with_speedups(records, "cublas"), folder)
+
+
+def test_other_patterns_of_zeros_have_panels_of_their_own_where_they_were_timed(tmp_path):
+    maker, times = synthetic.Maker("cuda"), {"cublas": 6e-5, "flash_llm_bitmap": 3e-5, "flash_llm_tiled_csl": 2e-5}
+    zeros = [(s, "random") for s in (0.5, 0.6, 0.7, 0.8, 0.9)] + [(0.5, "2:4")]
+    zeros += [(s, pattern) for s in (0.5, 0.8) for pattern in ("magnitude", "row_skew", "clustered", "banded")]
+    records = []
+    for n, (sparsity, pattern), contender in itertools.product((8, 16, 32), zeros, times):
+        case = {"m": 256, "k": 256, "n": n, "sparsity": sparsity, "pattern": pattern}
+        emulated = n == 32 and pattern != "random" and contender != "cublas"
+        records.append(maker.record("spmm", contender, None if emulated else times[contender], case))
+    run = synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path)
+    figure = render(run, "spmm_speedup")[1]
+    titles = ["N=8", "N=8, other patterns", "N=16", "N=16, other patterns", "N=32"]
+    assert [ax.get_title() for ax in panels(figure)] == titles
+    check_texts(figure)
 
 
 def test_times_of_many_layers_are_shown_at_one_width(tmp_path):
