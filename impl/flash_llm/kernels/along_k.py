@@ -23,7 +23,7 @@ _FILL_SEGMENTS = 1  # segments that a block waits for before the first one it mu
 _WARPS = (4, 8)
 _MAX_REGISTERS = {  # by format and the width of the tile
     BITMAP: {8: 96, 16: 96, 32: 128, 64: 168},
-    TWO_OF_FOUR: {8: 96, 16: 96, 32: 128, 64: 184},
+    TWO_OF_FOUR: {8: 96, 16: 96, 32: 128, 64: 192},
 }
 
 

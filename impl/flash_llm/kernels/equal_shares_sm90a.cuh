@@ -1,21 +1,22 @@
 // What the sm_90a kernels of a sparse W times a skinny X share: equal shares of the work, the copies ahead of it, and
 // the sums of tiles that several blocks work on.
 //
-// Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next UNIT_COLS of k. The
-// blocks, as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they end in. A
-// block that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds them in
-// their order, so that the result does not depend on who is last.
+// Work. A tile is 32 * ROW_BLOCKS rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next UNIT_COLS
+// of k. The blocks, as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they
+// end in. A block that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds
+// them in their order, so that the result does not depend on who is last.
 //
-// A warp asks the copy engine for its own blocks of W, STAGES units ahead: adjacent bytes, `stage_pieces` pieces of
-// them at most. X's UNIT_COLS x TILE_N are for all warps; the first one asks for them, X_STAGES - 1 units ahead, for it
-// must know that no warp needs what they overwrite. There is no barrier in the loop.
+// A warp asks the copy engine for its own blocks of W, STAGES units ahead: each is adjacent bytes, `stage_pieces`
+// pieces of them at most. X's UNIT_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units
+// ahead, for it must know that no warp needs what they overwrite. There is no barrier in the loop.
 //
-// Shared memory: X_STAGES * 2 * UNIT_COLS * TILE_N + STAGES * WARPS * stage_pieces * (bytes of a piece) bytes, Control.
-// Macros: TILE_N, WARPS, STAGES, X_STAGES (2 or more).
+// Shared memory: STAGES * 2 * UNIT_COLS * TILE_N + STAGES * WARPS * ROW_BLOCKS * stage_pieces * (bytes of a piece)
+// bytes, Control. Macros: TILE_N, WARPS, ROW_BLOCKS, STAGES (2 or more).
 #pragma once
 #include "bulk_copy.cuh"
 #include "elect.cuh"
 #include "mbarrier.cuh"
+#include "registers.cuh"
 #include "semaphore.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
@@ -27,7 +28,7 @@ constexpr int X_BYTES = UNIT_COLS * TILE_N * 2;
 constexpr int WINDOW = 31;  // blocks of W, of which a warp's lanes know where they lie
 
 struct Control {
-    unsigned long long w_full[STAGES][WARPS], x_full[X_STAGES], x_empty[X_STAGES];
+    unsigned long long w_full[STAGES][WARPS], x_full[STAGES], x_empty[STAGES];
     struct {
         int index, first, last;  // a tile and the blocks that have parts of it
         bool finish;             // whether this block is the last of them to come
@@ -46,14 +47,13 @@ struct Shares {
     }
 };
 
-// A stage of a ring of SIZE, and the parity of its phase there.
-template <int SIZE>
+// A stage of a ring, and the parity of its phase there.
 struct Place {
     int stage = 0;
     unsigned parity = 0;
 
     __device__ void advance() {
-        if (++stage == SIZE) {
+        if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
         }
@@ -62,6 +62,13 @@ struct Place {
 
 // Sums of one thread, as products of 16 rows have them in registers.
 using Sums = float[ROW_FRAGMENTS][TILE_N / 2];
+
+constexpr int QUADS = ROW_FRAGMENTS * TILE_N / 8;  // of a thread's sums
+
+__device__ __forceinline__ void clear(Sums& sum) {
+#pragma unroll
+    for (int i = 0; i < 4 * QUADS; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
+}
 
 // This thread's sums of a part, next to those of the other threads; a block has parts of two tiles at most.
 __device__ __forceinline__ float4* part_of(float* partials, int block, bool second) {
@@ -72,7 +79,7 @@ __device__ __forceinline__ float4* part_of(float* partials, int block, bool seco
 // Leaves the sums of a part for the tile's last block.
 __device__ __forceinline__ void leave(const Sums& sum, float4* part) {
 #pragma unroll
-    for (int i = 0; i < TILE_N / 4; ++i) {
+    for (int i = 0; i < QUADS; ++i) {
         const float* from = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
         part[i * THREADS] = make_float4(from[0], from[1], from[2], from[3]);
     }
@@ -82,35 +89,39 @@ __device__ __forceinline__ void leave(const Sums& sum, float4* part) {
 // fewer reads wait for each other.
 __device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares& shares, int first, int last,
                                         int tile_begin) {
-    constexpr int TOGETHER = 64 / TILE_N;
-#pragma unroll
-    for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
+    constexpr int READ = QUADS < 16 ? QUADS : 16, TOGETHER = 16 / READ;
+    clear(sum);
 #pragma unroll 1
     for (int block = first; block <= last; block += TOGETHER) {
-        float4 parts[TOGETHER][TILE_N / 4] = {};
 #pragma unroll
-        for (int j = 0; j < TOGETHER; ++j) {
-            if (block + j > last) break;
-            const float4* const in = part_of(partials, block + j, shares.begin(block + j) < tile_begin);
+        for (int quad = 0; quad < QUADS; quad += READ) {
+            float4 parts[TOGETHER][READ] = {};
 #pragma unroll
-            for (int i = 0; i < TILE_N / 4; ++i) parts[j][i] = in[i * THREADS];
-        }
+            for (int j = 0; j < TOGETHER; ++j) {
+                if (block + j > last) break;
+                const float4* const in = part_of(partials, block + j, shares.begin(block + j) < tile_begin);
 #pragma unroll
-        for (int j = 0; j < TOGETHER; ++j) {
-#pragma unroll
-            for (int i = 0; i < TILE_N / 4; ++i) {
-                float* to = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
-                to[0] += parts[j][i].x;
-                to[1] += parts[j][i].y;
-                to[2] += parts[j][i].z;
-                to[3] += parts[j][i].w;
+                for (int i = 0; i < READ; ++i) parts[j][i] = in[(quad + i) * THREADS];
             }
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) {
+#pragma unroll
+                for (int i = 0; i < READ; ++i) {
+                    float* to = &sum[(quad + i) / (TILE_N / 8)][(quad + i) % (TILE_N / 8) * 4];
+                    to[0] += parts[j][i].x;
+                    to[1] += parts[j][i].y;
+                    to[2] += parts[j][i].z;
+                    to[3] += parts[j][i].w;
+                }
+            }
+            keep_order();  // more registers than these are not to be had
         }
     }
 }
 
-// What a kernel does, one block of it. multiply(sum, w, x, active) adds a warp's block of W, in shared memory at `w`,
-// times stage `x` of X's ring, which begins at shared memory's begin; not `active` are warps below the last row of W.
+// What a kernel does, one block of it. multiply(sum, w, blocks, x) adds a warp's blocks of W, in shared memory from `w`
+// on, `stage_pieces` apart, times stage `x` of X's ring, which begins at shared memory's begin. Of ROW_BLOCKS the first
+// `blocks` are there, none for a warp below the last row of W.
 //
 // W's blocks lie in pieces of PIECE bytes, where `offsets` says. y: fp16 [m, n]. blockIdx.y: which TILE_N columns.
 // partials: fp32 [gridDim.y, gridDim.x, 2, TILE_ROWS * TILE_N], needs no values. counters [gridDim.y, tiles]: 0, and 0
@@ -125,21 +136,25 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     unsigned char* const x_stages = shared_memory;
-    unsigned char* const w_stages = x_stages + X_STAGES * X_BYTES + warp * STAGES * w_bytes;
-    Control& control = *reinterpret_cast<Control*>(x_stages + X_STAGES * X_BYTES + WARPS * STAGES * w_bytes);
+    unsigned char* const w_stages = x_stages + STAGES * X_BYTES + warp * STAGES * ROW_BLOCKS * w_bytes;
+    Control& control = *reinterpret_cast<Control*>(x_stages + STAGES * X_BYTES + WARPS * STAGES * ROW_BLOCKS * w_bytes);
 
     const int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
     const Shares shares(tiles * segments, gridDim.x);
     const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
     int tile = begin / segments, segment = begin % segments;
 
-    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
-    int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
-    int window, known, left;  // of the window
+    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of each row of W begins.
+    const int rows = (m + 31) / 32;  // of blocks
+    int w_row = (tile * WARPS + warp) * ROW_BLOCKS, w_segment = segment, x_segment = segment;
+    int window[ROW_BLOCKS], known, left;  // of the window
     const auto look_ahead = [&] {
         known = left = min(WINDOW, segments - w_segment);
-        const long long block = static_cast<long long>(w_row) * segments + w_segment;
-        window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; ++i) {
+            const long long block = static_cast<long long>(w_row + i) * segments + w_segment;
+            window[i] = w_row + i < rows ? offsets[block + min(lane, left)] : 0;
+        }
     };
     look_ahead();
 
@@ -147,7 +162,7 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         tma_prefetch_map(&x_map);
         for (int stage = 0; stage < STAGES; ++stage)
             for (int i = 0; i < WARPS; ++i) mbarrier_init(&control.w_full[stage][i], 1);
-        for (int stage = 0; stage < X_STAGES; ++stage) {
+        for (int stage = 0; stage < STAGES; ++stage) {
             mbarrier_init(&control.x_full[stage], 1);
             mbarrier_init(&control.x_empty[stage], WARPS);
         }
@@ -157,17 +172,28 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
 
     const auto fetch_w = [&](int stage) {
         if (left == 0) look_ahead();
-        const int from = __shfl_sync(0xffffffffu, window, known - left);
-        const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * PIECE;
-        if (bytes > 0 && elect_lane()) {
-            unsigned long long* const full = &control.w_full[stage][warp];
-            mbarrier_arrive_expect(full, bytes);
-            bulk_load_once(w_stages + stage * w_bytes, pieces + static_cast<long long>(from) * PIECE, bytes, full);
+        unsigned long long* const full = &control.w_full[stage][warp];
+        int from[ROW_BLOCKS];
+        unsigned bytes[ROW_BLOCKS], all = 0;
+#pragma unroll
+        for (int i = 0; i < ROW_BLOCKS; ++i) {
+            from[i] = __shfl_sync(0xffffffffu, window[i], known - left);
+            bytes[i] = (__shfl_sync(0xffffffffu, window[i], known - left + 1) - from[i]) * PIECE;
+            all += bytes[i];
+        }
+        if (all > 0 && elect_lane()) {
+            mbarrier_arrive_expect(full, all);
+#pragma unroll
+            for (int i = 0; i < ROW_BLOCKS; ++i) {
+                if (bytes[i] == 0) continue;  // below the last row
+                bulk_load_once(w_stages + (stage * ROW_BLOCKS + i) * w_bytes,
+                               pieces + static_cast<long long>(from[i]) * PIECE, bytes[i], full);
+            }
         }
         --left;
         if (++w_segment == segments) {
             w_segment = 0;
-            w_row += WARPS;
+            w_row += WARPS * ROW_BLOCKS;
         }
     };
     const auto fetch_x = [&](int stage) {
@@ -177,7 +203,7 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         if (++x_segment == segments) x_segment = 0;
     };
     if (threadIdx.x == 0) {
-        for (int i = 0; i < X_STAGES - 1 && i < end - begin; ++i) fetch_x(i);
+        for (int i = 0; i < STAGES - 1 && i < end - begin; ++i) fetch_x(i);
     }
     __syncwarp();
     for (int i = 0; i < STAGES && i < end - begin; ++i) fetch_w(i);
@@ -189,35 +215,34 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         shared.last = shares.owner(shared.index * segments + segments - 1);
         if (threadIdx.x == 1 && shared.index == tile) shared.last = shared.first;  // once is enough
     }
-    Place<STAGES> w_place;
-    Place<X_STAGES> x_place;
+    Place place;
     Sums sum = {};
     for (int unit = begin; unit < end; ++unit) {
-        if (threadIdx.x == 0 && unit + X_STAGES - 1 < end) {
-            const int stage = x_place.stage == 0 ? X_STAGES - 1 : x_place.stage - 1;  // of the unit before this one
-            if (unit > begin) mbarrier_wait(&control.x_empty[stage], x_place.parity ^ (x_place.stage == 0));
+        if (threadIdx.x == 0 && unit + STAGES - 1 < end) {
+            const int stage = place.stage == 0 ? STAGES - 1 : place.stage - 1;  // of the unit before this one
+            if (unit > begin) mbarrier_wait(&control.x_empty[stage], place.parity ^ (place.stage == 0));
             fetch_x(stage);
         }
         __syncwarp();
-        const bool active = (tile * WARPS + warp) * WARP_ROWS < m;
-        if (active) mbarrier_wait(&control.w_full[w_place.stage][warp], w_place.parity);
-        mbarrier_wait(&control.x_full[x_place.stage], x_place.parity);
-        multiply(sum, w_stages + w_place.stage * w_bytes, x_place.stage, active);
+        const int blocks = min(rows - (tile * WARPS + warp) * ROW_BLOCKS, ROW_BLOCKS);
+        if (blocks > 0) mbarrier_wait(&control.w_full[place.stage][warp], place.parity);
+        mbarrier_wait(&control.x_full[place.stage], place.parity);
+        multiply(sum, w_stages + place.stage * ROW_BLOCKS * w_bytes, blocks, place.stage);
         __syncwarp();  // all lanes have read what may be overwritten now
-        if (lane == 0) mbarrier_arrive(&control.x_empty[x_place.stage]);
-        if (unit + STAGES < end) fetch_w(w_place.stage);
-        w_place.advance();
-        x_place.advance();
+        if (lane == 0) mbarrier_arrive(&control.x_empty[place.stage]);
+        if (unit + STAGES < end) fetch_w(place.stage);
+        place.advance();
         if (++segment == segments || unit + 1 == end) {
             const int tile_begin = tile * segments;
             if (tile_begin >= begin && tile_begin + segments <= end) {
-                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, blockIdx.y * TILE_N,
+                int column = blockIdx.y * TILE_N;
+                forget_origin(column);
+                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, column,
                           PairWriter<unsigned short>{y, m, n});
             } else {
                 leave(sum, part_of(partials, blockIdx.x, begin < tile_begin));
             }
-#pragma unroll
-            for (int i = 0; i < TILE_N; ++i) sum[i / (TILE_N / 2)][i % (TILE_N / 2)] = 0.0f;
+            clear(sum);
             segment = 0;
             ++tile;
         }

@@ -83,6 +83,14 @@ def test_every_remainder_of_m_and_k(multiply, m, k):
     assert_is_product(multiply(w, x), w, x)
 
 
+@pytest.mark.parametrize("m", [1, 32, 33, 65, 96, 545])
+def test_rows_of_the_widest_products(multiply, m):
+    """A warp may have two blocks of rows, one, or none."""
+    w, x = random_sparse(m, 200, 0.2), torch.randn(200, 64).half()
+    w[-1] = 1
+    assert_is_product(multiply(w, x), w, x)
+
+
 @pytest.mark.parametrize("more_rows", [-1, 0, 1])
 @pytest.mark.parametrize("more_columns", [-1, 0, 1])
 def test_around_a_whole_tile(multiply, kind, more_rows, more_columns):
