@@ -36,7 +36,7 @@ def table(run: Run) -> pd.DataFrame:
     widths = [(f"{n:.0f}", rows[rows["n"] == n]) for n in sorted(rows["n"].unique())]
     if set(DECODING) <= set(rows["n"]):
         widths.insert(0, (", ".join(map(str, DECODING)), rows[rows["n"].isin(DECODING)]))
-    means = [_means(own).assign(columns=name) for name, own in widths]
+    means = [_means(own).assign(columns=name) for name, own in widths or [("", rows)]]
     return pd.concat(means, ignore_index=True)
 
 

@@ -45,6 +45,19 @@ def test_notebook_runs_and_shows_tables_and_a_figure(tmp_path, name, config, los
     assert 'src="http' not in page, "opens offline"
 
 
+@pytest.mark.parametrize("op", ["spmm", "attention"])
+def test_every_notebook_can_be_run_on_records_of_one_op(tmp_path, op):
+    synthetic.run_of([r for r in synthetic.gpu_records() if r.op == op], tmp_path)
+    shutil.copy(ROOT / "config" / "h200.yaml", tmp_path / "config.yaml")
+    for name in NOTEBOOKS:
+        variables = {}
+        for cell in nbformat.read(FOLDER / f"{name}.ipynb", 4).cells:
+            if "parameters" in cell.metadata.get("tags", []):
+                variables["records"] = str(tmp_path / "records.parquet")
+            elif cell.cell_type == "code":
+                exec(cell.source.replace("%matplotlib inline", ""), variables)
+
+
 def test_notebooks_are_kept_without_outputs():
     assert NOTEBOOKS == (
         "attention",

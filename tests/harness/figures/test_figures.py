@@ -337,12 +337,15 @@ def test_a_long_pause_is_cut_and_said(tmp_path):
     assert any("nothing measured for over 2 minutes" in text.get_text() for text in figure.legends[0].get_texts())
 
 
-def test_a_run_without_an_op_says_so(tmp_path):
-    run = synthetic.run_of(synthetic.spmm(synthetic.Maker("cuda"), ((64, 64),), (8,), (0.5,)), tmp_path)
-    for name in ("attention_forward", "attention_memory", "block_sparse_speedup"):
+@pytest.mark.parametrize("op", ["spmm", "attention"])
+def test_a_run_of_one_op_has_every_figure_and_says_what_it_lacks(tmp_path, op):
+    run = synthetic.run_of([r for r in synthetic.gpu_records() if r.op == op], tmp_path)
+    of_others = ("attention_forward", "attention_memory") if op == "spmm" else ("spmm_speedup", "spmm_means")
+    for name in FIGURES:
         rows, figure = render(run, name)
-        assert rows.empty
-        assert any("this run has no such cases" in text for text in texts(figure))
+        if name in (*of_others, "block_sparse_speedup"):
+            assert rows.empty
+            assert any("this run has no such cases" in text for text in texts(figure))
 
 
 def test_published_points_belong_to_their_layer(gpu_figure):
