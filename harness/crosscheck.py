@@ -23,7 +23,7 @@ from harness.timing import time_interleaved
 
 torch = lazy_import("torch")
 
-TURNS = 6
+TURNS = 4
 REPEAT_MS = 20  # of do_bench: bursts as short as ours, for a longer one runs into the power cap
 NVBENCH_CLOCK_SHARE = 0.1  # of the peak clock, below which nvbench discards a sample: not at the power cap
 Call = Callable[[], object]
