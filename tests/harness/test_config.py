@@ -236,8 +236,8 @@ def test_energy_is_taken_on_twelve_cells_and_on_few_steps_of_each_kind(name):
     kinds = ("training_step", "sparse_training_step", "decode_step")
     steps = {op: [(c.id, who) for c, who in cells if c.op.name == op] for op in kinds}
     assert len(cells) - sum(map(len, steps.values())) == 12
-    assert [len({case for case, _ in own}) for own in steps.values()] == [1, 1, {"v100": 1, "h200": 2}[name]]
-    assert {"unfused_fp16", "spark_attention"} < {who for _, who in steps["training_step"]}
+    assert [len({case for case, _ in own}) for own in steps.values()] == [1, 1, 1]
+    assert {"unfused_fp16", "spark_attention"} <= {who for _, who in steps["training_step"]}
     assert {who for _, who in steps["sparse_training_step"]} == {"dense", "dense_flash", "sat"}
     assert {"pytorch_fp16"} < {who for _, who in steps["decode_step"]}
 
