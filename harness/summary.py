@@ -91,7 +91,8 @@ def trained(run: Run) -> list[str]:
 def stand_ins(records: pd.DataFrame) -> list[str]:
     """One line per backend and reason of rows of status ok without times, or whose reference ran for a kernel."""
     ok = records[records.status == "ok"]
-    ok = ok.assign(reason=ok.reason.fillna(ok.note.where(ok.backend == "reference")))
+    why = ok.note.where(ok.note.notna(), "the plain-torch reference ran, not a kernel")
+    ok = ok.assign(reason=ok.reason.where(ok.reason.notna() | (ok.backend != "reference"), why))
     return _by_reason(ok.dropna(subset="reason"), "backend")
 
 

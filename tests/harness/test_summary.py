@@ -25,6 +25,7 @@ ROWS = [
     {"contender": "ours", "status": "ok", "backend": "emulated", "reason": "not timed"},
     {"contender": "dense", "status": "ok", "backend": "reference", "note": "no compiler"},
     {"contender": "dense", "status": "ok", "backend": "library", "note": "the same kernel as another's"},
+    {"contender": "sparse", "status": "ok", "backend": "reference"},
 ]
 
 
@@ -53,7 +54,13 @@ def test_what_is_emulated_or_a_reference_is_counted(records):
     assert stand_ins(records) == [
         "emulated: ours (2 rows): not timed",
         "reference: dense (1 rows): no compiler",
+        "reference: sparse (1 rows): the plain-torch reference ran, not a kernel",
     ]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_of_libraries_has_no_stand_ins(records):
+    assert stand_ins(records[records.backend == "library"].assign(reason=None)) == []
 
 
 def test_trainings_that_ended_have_a_line(tmp_path):

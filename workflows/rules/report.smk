@@ -50,6 +50,7 @@ rule notebook:
 rule results:
     input:
         rules.build.output,
+        rules.model.output,
         rules.figures.input,
         rules.claims.output,
         expand(f"{RESULTS}/notebooks/{{notebook}}.ipynb", notebook=NOTEBOOKS),
