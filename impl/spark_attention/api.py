@@ -98,6 +98,8 @@ def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> 
     if seed is None:
         return torch.randint(2**63 - 1, (), device=device)
     if not isinstance(seed, Tensor):
+        if not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+            raise TypeError(f"seed must be an integer of 64 bits or such a tensor, not {seed!r}")
         return torch.full((), seed, dtype=torch.int64, device=device)
     if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
         raise TypeError(f"seed must be one int64 on {device}, not {list(seed.shape)} {seed.dtype} on {seed.device}")

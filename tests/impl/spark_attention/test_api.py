@@ -34,6 +34,8 @@ def tensors(q=(1, 2, 8, 16), k=(1, 2, 8, 16), v=None, dtype=torch.float16, devic
         (tensors(), {"mask": torch.ones(8, 8, dtype=torch.int32)}, TypeError, "mask must be boolean or floating point"),
         (tensors(), {"dropout_p": 1.0}, ValueError, "dropout_p must be at least 0 and below 1"),
         (tensors(), {"dropout_p": 0.1, "seed": torch.tensor(1.0)}, TypeError, "seed must be one int64"),
+        (tensors(), {"dropout_p": 0.1, "seed": 1.5}, TypeError, "seed must be an integer of 64 bits"),
+        (tensors(), {"dropout_p": 0.1, "seed": 2**63}, TypeError, "seed must be an integer of 64 bits"),
         (tensors(), {"accumulate": "fp64"}, ValueError, "accumulate must be 'fp32' or 'fp16'"),
         (tensors(dtype=torch.bfloat16), {"accumulate": "fp16"}, TypeError, "needs float16 inputs"),
     ],
