@@ -197,7 +197,10 @@ def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
 
 def _losses(points: pd.DataFrame) -> str:
     lost = points[~points["timed"]]
-    counts = lost.groupby(["status", lost["reason"].fillna(lost["backend"]).fillna("no reason given")]).size()
+    reasons = lost["reason"].fillna(lost["backend"]).fillna("no reason given")
+    # torch names sizes, which differ from row to row
+    reasons = reasons.astype(str).str.replace(r"\. Tried to allocate .*", "", regex=True)
+    counts = lost.groupby(["status", reasons]).size()
     return ", ".join(f"{count} x {status} ({reason})" for (status, reason), count in counts.items())
 
 

@@ -93,6 +93,15 @@ def test_a_wrong_result_of_ours_costs_the_verdict(tmp_path):
     assert "of 3 " in row.measured
 
 
+def test_rows_out_of_memory_are_counted_together(tmp_path):
+    made = records()
+    for size, record in enumerate(r for r in made if r.contender == "cublas"):
+        record.status, record.cold_median_s = "out_of_memory", None
+        record.reason = f"OutOfMemoryError: CUDA out of memory. Tried to allocate {size} GiB. GPU 0 has"
+    row = verdict(made, tmp_path)
+    assert row.reason == "no time of cublas: 4 x out_of_memory (OutOfMemoryError: CUDA out of memory)"
+
+
 def test_a_baseline_that_cannot_run_is_named(tmp_path):
     made = records()
     lost = next(r for r in made if r.contender == "cublas" and r.sparsity == 0.8 and r.n == 8)
