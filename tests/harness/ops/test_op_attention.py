@@ -143,6 +143,7 @@ def test_columns_are_columns_of_the_record():
         "block_sparse_attention": {**attention, "block": 32, "density": 0.5},
         "spmm": {"m": 8, "n": 2, "k": 8, "sparsity": 0.5},
         "training_step": {"model": "tiny_encoder", "batch": 2, "seqlen": 40},
+        "sparse_training_step": {"tokens": 64, "seqlen": 64, "block": 32, "density": 0.5},
         "decode_step": {"model": "tiny_opt", "batch": 2, "prompt": 3, "new_tokens": 2, "sparsity": 0.5},
     }
     for name, op in OPS.items():
