@@ -3,7 +3,7 @@
 A line is {"record": {...}, "samples": [...]}. Samples of one batch share everything but their duration, so they
 are stored as one object with a list of `seconds`. One process writes, under a lock, and each line is on the disk
 before the next begins: whatever kills it can cut at most the last line, which the next writer sets aside.
-The last record of a key wins.
+The last record of a key wins. The lines of a run that is kept may lie beside it compressed (gzip), a seventh as large.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -54,20 +56,29 @@ def encode(record: Record, batches: list[dict[str, Any]]) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
-    """Each complete line as (record, batches of samples), in order; nothing where there is no file.
+    """Each complete line as (record, batches of samples), in order: first those of `path`.gz, where a run that is kept
+    has its earlier ones, then those of `path`; nothing where there is neither.
 
     Raises MachineError when a line is not one: something else has written there.
     """
-    if not path.exists():
-        return
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
-        try:
-            content = json.loads(text)
-            yield Record.model_validate(content["record"]), content["samples"]
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
-            raise MachineError(f"{path}:{number}: not a record ({reason}); mend or remove that line") from None
+    for file, read in ((path.with_name(f"{path.name}.gz"), _unpacked), (path, Path.read_bytes)):
+        if not file.exists():
+            continue
+        whole, _, _ = read(file).rpartition(b"\n")
+        for number, text in enumerate(whole.split(b"\n") if whole else [], start=1):
+            try:
+                content = json.loads(text)
+                yield Record.model_validate(content["record"]), content["samples"]
+            except (ValueError, KeyError, TypeError, ValidationError) as error:
+                reason = str(error).splitlines()[0]
+                raise MachineError(f"{file}:{number}: not a record ({reason}); mend or remove that line") from None
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise MachineError(f"{path}: not whole ({error}); take it from where it is kept, or remove it") from None
 
 
 def latest(path: Path) -> dict[Key, Record]:

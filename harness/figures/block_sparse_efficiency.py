@@ -41,13 +41,14 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     series = drawn(rows, "efficiency", run)
     for ax, group in cells:
         for (name, length), own in group.groupby(["contender", "seqlen_q"]):
-            line(ax, own.sort_values("density"), "density", "efficiency", series[name], 0)
-            end = own.sort_values("density").iloc[-1]
-            ax.annotate(f"{length:.0f}", (end["density"], end["efficiency"]), fontsize=5, xytext=(3, 0),
-                        textcoords="offset points", va="center")  # fmt: skip
+            own = own.sort_values("density")
+            line(ax, own, "density", "efficiency", series[name], 0)
+            sparsest = own.iloc[0]  # where lengths differ most
+            ax.annotate(f"{length:.0f}", (sparsest["density"], sparsest["efficiency"]), fontsize=5, xytext=(-4, 0),
+                        textcoords="offset points", ha="right", va="center")  # fmt: skip
         reference_line(ax, 1.0)
         log_ticks(ax, group["density"], share)
         ax.set_ylim(0, max(1.1, 1.1 * group["efficiency"].max()))
-        ax.margins(x=0.12)
+        ax.margins(x=0.2)
     legend(figure, rows, series, "line")
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend"
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
 STAND_INS = {"reference", "emulated"}
+REASON_LENGTH = 100  # characters of a reason that a figure without data has room for
 MISSING = {
     "out_of_memory": "OOM",
     "unsupported": "n.a.",
@@ -181,7 +183,8 @@ class Run:
         """Why `rows` have nothing to draw, in words; `what` names the thing that is missing."""
         if rows.empty:
             return f"no {what}: this run has no such cases"
-        counts = rows.groupby(["status", rows["reason"].fillna("no reason given")]).size().sort_values(ascending=False)
+        reasons = rows["reason"].fillna("no reason given").map(lambda reason: textwrap.shorten(reason, REASON_LENGTH))
+        counts = rows.groupby(["status", reasons]).size().sort_values(ascending=False)
         parts = [f"{count} x {status} ({reason})" for (status, reason), count in counts.head(3).items()]
         return f"no {what}: " + "; ".join(parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -153,16 +154,17 @@ def test_the_model_is_called_one_wherever_it_is_shown():
 
 
 def test_published_records_of_the_h200_bear_the_model_out():
-    """Of the modelled kernels that the reference run measured, by less than 25 %."""
+    """Attention by less than 25 %, at every length; SpMM, of which only the loop is modelled, as docs/model.md says."""
     path = ROOT / "results" / "h200" / "model.csv"
     rows = pd.read_csv(path).dropna(subset="measured_tflops")
     records = pd.read_parquet(path.with_name("records.parquet"))
     modelled = records["contender"].isin(["spark_attention_sm80", "flash_llm_tiled_csl"])
     measured = set(records[modelled & (records["status"] == "ok")]["op"])
     measured_lengths = (records[modelled & (records["status"] == "ok")]["op"] == "attention").sum()
-    assert measured
-    assert measured == set(rows["op"])
-    assert (rows["error"].abs() < 0.25).all()
+    assert measured == set(rows["op"]) == {"attention", "spmm"}
+    assert (rows[rows["op"] == "attention"]["error"].abs() < 0.25).all()
     by_length = [error for errors in rows["errors"].dropna() for error in json.loads(errors).values()]
     assert len(by_length) == measured_lengths
     assert max(map(abs, by_length)) < 0.25
+    stated = re.search(r"Tiled-CSL, N=8 / 16 / 32, .*\| (.*) \|\n", (ROOT / "docs" / "model.md").read_text())[1]
+    assert stated == " / ".join(f"{error:+.0%}".replace("%", " %") for error in rows[rows["op"] == "spmm"]["error"])
