@@ -60,6 +60,7 @@ def measured(records: pd.DataFrame) -> Table:
     table.add_column("backend", overflow="fold")
     for name in ("ok", "of", "error / limit"):
         table.add_column(name, justify="right")
+    named = None
     for (experiment, contender), rows in records.groupby(["experiment", "contender"], sort=False):
         ok = rows[rows.status == "ok"]
         if ok.empty:
@@ -67,7 +68,10 @@ def measured(records: pd.DataFrame) -> Table:
         error = (ok.error_ratio / ok.error_limit).max()
         backends = ", ".join(sorted(ok.backend.dropna().unique()))
         shown = "exact" if pd.isna(error) else f"{error:.2f}"
-        table.add_row(experiment, contender, backends, f"{len(ok)}", f"{len(rows)}", shown)
+        if experiment != named:
+            table.add_section()
+        name, named = "" if experiment == named else experiment, experiment
+        table.add_row(name, contender, backends, f"{len(ok)}", f"{len(rows)}", shown)
     return table
 
 
