@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line
 from harness.figures.run import Run
 from harness.figures.spmm import over, random_only, spmm_rows
-from harness.figures.style import BLACK, GREY
+from harness.figures.style import BLACK, GREY, SKY
 
 TITLE = "SpMM, geometric mean of the speed-up over the layers"
 DECODING = (8, 16, 32)  # the widths of the paper, also taken together
@@ -82,12 +82,12 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             ax.plot(own["zeros"], own["bound"], color=look.colour, **_BOUND)
         for name, (_, dashes) in _CHOICES.items():
             own = group[group["contender"] == name]
-            ax.plot(own["zeros"], own["speedup"], color=BLACK, linestyle=dashes, linewidth=0.8, zorder=5)
+            ax.plot(own["zeros"], own["speedup"], color=SKY, linestyle=dashes, linewidth=1.0, zorder=5)
         reference_line(ax, 1.0, color=GREY)
         ax.set_xticks(sorted(group["zeros"].unique()))
         ax.margins(x=0.06)
         log_scale(ax, "y")
-    extra = [Line2D([], [], color=BLACK, linestyle=dashes, label=text) for text, dashes in _CHOICES.values()]
+    extra = [Line2D([], [], color=SKY, linestyle=dashes, label=text) for text, dashes in _CHOICES.values()]
     extra.append(Line2D([], [], color=BLACK, label="bytes of dense / of the format", **_BOUND))
     legend(figure, compared[~compared["contender"].isin(_CHOICES)], series, "line", extra=extra)
     return figure
