@@ -35,6 +35,7 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
+    rows = rows.assign(direction=pd.Categorical(rows["direction"], ["forward", "backward", "both"], ordered=True))
     panels = facets(rows, ["direction", "block"], ["experiment", "head_dim", "causal", "softmax", "pattern", "dtype"])
     labels = {"xlabel": "share of blocks kept", "ylabel": "dense time x density / time"}
     figure, cells = page(panels, run, TITLE, columns=3, height=1.9, **labels)
@@ -48,7 +49,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
                         textcoords="offset points", ha="right", va="center")  # fmt: skip
         reference_line(ax, 1.0)
         log_ticks(ax, group["density"], share)
-        ax.set_ylim(0, max(1.1, 1.1 * group["efficiency"].max()))
-        ax.margins(x=0.2)
+        ax.set_ylim(0.9 * min(1.0, group["efficiency"].min()), max(1.1, 1.1 * group["efficiency"].max()))
+        ax.margins(x=0.3)
     legend(figure, rows, series, "line")
     return figure
