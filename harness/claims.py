@@ -159,7 +159,8 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
 
 def _judge_accuracy(measure: Accuracy, run: Run) -> tuple[Verdict, str, str]:
     """Verdict, reason and what was measured. At most partly: the published tasks need downloads and longer runs."""
-    ended = pd.DataFrame([{**training.ended, "label": training.who["label"]} for training in run.trainings()])
+    trainings = [training for training in run.trainings() if training.ended]
+    ended = pd.DataFrame([{**training.settings, "label": training.who["label"]} for training in trainings])
     if ended.empty or measure.ours not in set(ended["method"]):
         return "not measurable here", f"the run has no training by {measure.ours} that ended", ""
     better, said = [], []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,7 +22,7 @@ from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
 from harness.paths import ROOT
 from harness.strict import StrictModel
 from impl.sparse_training.labels import LABELS
-from impl.sparse_training.recipes import RECIPES, refusal
+from impl.sparse_training.recipes import RECIPES, refusal, source_of
 
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
@@ -144,11 +145,27 @@ class Config(StrictModel):
     def trainings(self) -> dict[str, str]:
         """The options of each run of `voltabench train`, by the name of its folder."""
         return {
-            f"{training.task}-{method}-seed{seed}": f"{training.options()} --method {method} --seed {seed}"
-            for training in self.training
-            for method in training.methods
-            for seed in training.seeds
+            name: f"{training.options()} --method {method} --seed {seed}"
+            for name, training, method, seed in self._trainings()
         }
+
+    @property
+    def training_settings(self) -> dict[str, dict[str, Any]]:
+        """Of each run, by the name of its folder, what its run.json will have; None is the recipe's or paper's."""
+        return {
+            name: {
+                **training.model_dump(exclude={"methods", "seeds"}),
+                "method": method,
+                "seed": seed,
+                "source": source_of(training.task),
+            }
+            for name, training, method, seed in self._trainings()
+        }
+
+    def _trainings(self) -> Iterator[tuple[str, Training, str, int]]:
+        for training in self.training:
+            for method, seed in itertools.product(training.methods, training.seeds):
+                yield f"{training.task}-{method}-seed{seed}", training, method, seed
 
     def contenders(self, op: str) -> dict[str, Contender]:
         return discover(tuple(self.contender_folders)).get(op, {})

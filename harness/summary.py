@@ -76,19 +76,24 @@ def measured(records: pd.DataFrame) -> Table:
 
 
 def trained(run: Run) -> list[str]:
-    """One line per run of `voltabench train` that has ended."""
+    """One line per run of `voltabench train`."""
     lines = []
     for training in run.trainings():
-        who, ended = training.who, training.ended
+        who, settings = training.who, training.settings
         sparse = "" if training.transition is None else f"sparse from step {training.transition}, "
-        accuracy = f"{ended['test_accuracy']:.1%} of the test split right ({ended['source']} data)"
+        if training.ended:
+            steps = f"{settings['steps']} steps"
+            accuracy = f"{settings['test_accuracy']:.1%} of the test split right ({settings['source']} data)"
+        else:
+            steps = training.stopped
+            accuracy = f"{settings['source']} data"
         costs = "".join(
             f"; {phase} {1e3 * training.step_seconds[phase]:.3g} ms a step, {peak / 2**30:.3g} GiB at most"
-            for phase, peak in ended["peak_bytes"].items()  # none on a CPU, whose times say nothing
+            for phase, peak in settings.get("peak_bytes", {}).items()  # none on a CPU, whose times say nothing
             if phase in training.step_seconds
         )
         who = f"{who['task']}, {who['label']}, seed {who['seed']}"
-        lines.append(f"{who}: {ended['steps']} steps, {sparse}{accuracy}{costs}")
+        lines.append(f"{who}: {steps}, {sparse}{accuracy}{costs}")
     return lines
 
 

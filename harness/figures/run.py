@@ -46,20 +46,38 @@ def read_records(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Training:
-    """One run of `voltabench train`: its run.json and the lines of its steps.jsonl."""
+    """One run of `voltabench train`: its run.json and its logs. One that was stopped has its config's settings instead
+    of a run.json, and no results."""
 
-    ended: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    ended: bool
     steps: pd.DataFrame
+    evaluations: pd.DataFrame
 
     @classmethod
-    def of(cls, folder: Path) -> Training:
-        return cls(json.loads((folder / "run.json").read_text()), pd.read_json(folder / "steps.jsonl", lines=True))
+    def of(cls, folder: Path, planned: Mapping[str, Any] | None) -> Training | None:
+        """None where it has not ended and no config says what it was to be, or where it has no step."""
+        logs = [_log(folder / f"{name}.jsonl") for name in ("steps", "evaluations")]
+        ended = (folder / "run.json").exists()
+        settings = json.loads((folder / "run.json").read_text()) if ended else planned
+        return cls(settings, ended, *logs) if settings and len(logs[0]) else None
 
     @property
     def who(self) -> dict[str, Any]:
         """Columns that name it."""
-        label = LABELS[self.ended["method"]]
-        return {"task": self.ended["task"], "method": self.ended["method"], "label": label, "seed": self.ended["seed"]}
+        own = {name: self.settings[name] for name in ("task", "method", "seed")}
+        return {**own, "label": LABELS[own["method"]]}
+
+    @property
+    def stopped(self) -> str | None:
+        """Where, in words, for one that has not ended."""
+        last = self.steps["step"].iloc[-1]
+        return None if self.ended else f"stopped at step {last:,} of {self.settings['steps']:,}"
+
+    @property
+    def dev_accuracy(self) -> float | None:
+        """The last of its evaluations."""
+        return self.evaluations["accuracy"].iloc[-1] if len(self.evaluations) else None
 
     @property
     def step_seconds(self) -> dict[str, float]:
@@ -86,6 +104,7 @@ class Run:
     folder: Path
     labels: Mapping[str, str]
     records: pd.DataFrame
+    planned: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # Config.training_settings
 
     @classmethod
     def open(cls, config_path: str | Path, folder: Path | None = None) -> Run:
@@ -100,7 +119,7 @@ class Run:
             raise NoRecords(path, config_path)
         ops = {experiment.op for experiment in config.experiments.values()}
         labels = {name: c.label for op in sorted(ops) for name, c in config.contenders(op).items()}
-        return cls(config.run, config.device, folder, labels, read_records(path))
+        return cls(config.run, config.device, folder, labels, read_records(path), config.training_settings)
 
     def curves(self) -> pd.DataFrame:
         """The run's loss curves, with the columns of harness.records.CurvePoint; no rows where it trained nothing."""
@@ -108,8 +127,10 @@ class Run:
         return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=list(CurvePoint.model_fields))
 
     def trainings(self) -> list[Training]:
-        """The runs of `voltabench train` that have ended."""
-        return [Training.of(path.parent) for path in sorted((self.folder / "training").glob("*/run.json"))]
+        """The runs of `voltabench train`, those that have not ended among them."""
+        folders = sorted(path for path in (self.folder / "training").glob("*") if path.is_dir())
+        found = [Training.of(path, self.planned.get(path.name)) for path in folders]
+        return [training for training in found if training]
 
     @property
     def on_cpu(self) -> bool:
@@ -187,6 +208,17 @@ class Run:
         counts = rows.groupby(["status", reasons]).size().sort_values(ascending=False)
         parts = [f"{count} x {status} ({reason})" for (status, reason), count in counts.head(3).items()]
         return f"no {what}: " + "; ".join(parts)
+
+
+def _log(path: Path) -> pd.DataFrame:
+    """The lines of a log, up to one that a kill has cut."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return pd.DataFrame(lines)
 
 
 def _distinct(values: Iterable[object]) -> str:

@@ -15,7 +15,7 @@ TITLE = "Averaged attention maps in the dense phase"
 PAPER = {"min_skewness": 1.7, "max_change": 0.013}
 COLUMNS = [
     *("task", "method", "label", "seed", "layer", "step", "skewness", "distance"),
-    *("min_skewness", "max_change", "transition"),
+    *("min_skewness", "max_change", "transition", "stopped"),
 ]
 _COLOURS = (VERMILLION, BLUE, GREEN, ORANGE, SKY, PURPLE)
 
@@ -24,15 +24,16 @@ def table(run: Run) -> pd.DataFrame:
     """Skewness, and distance to the map before, of each layer on each logged step that the monitor saw."""
     parts = []
     for training in run.trainings():
-        if "skewness" not in training.steps or training.ended["min_skewness"] is None:
+        if "skewness" not in training.steps or not training.who["method"].startswith("sat"):
             continue
         seen = training.steps[["step", "skewness", "distance"]].dropna(subset="skewness")
         layers = seen["skewness"].map(lambda values: list(range(len(values))))
         seen = seen.assign(layer=layers).explode(["layer", "skewness", "distance"])
-        limits = {name: training.ended[name] for name in PAPER}
-        parts.append(seen.assign(**training.who, **limits, transition=training.transition))
-    rows = pd.concat(parts)[COLUMNS].reset_index(drop=True) if parts else pd.DataFrame(columns=COLUMNS)
-    return rows.astype({"skewness": float, "distance": float})
+        given = training.settings
+        limits = {name: PAPER[name] if given[name] is None else given[name] for name in PAPER}
+        ends = {"transition": training.transition, "stopped": training.stopped}
+        parts += seen.assign(**training.who, **limits, **ends).to_dict("records")
+    return pd.DataFrame(parts, columns=COLUMNS).astype({"skewness": float, "distance": float})
 
 
 def nothing(rows: pd.DataFrame, run: Run) -> str | None:
@@ -42,7 +43,8 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = []
     for (task, label, seed), own in rows.groupby(["task", "label", "seed"]):
-        who = f"{task}, {label}, seed {seed}"
+        stopped = own["stopped"].iloc[0]
+        who = f"{task}, {label}, seed {seed}" + (f", {stopped}" if pd.notna(stopped) else "")
         panels.append((f"{who}\nskewness, at least {_limit(own, 'min_skewness')}", own))
         panels.append((f"{who}\ndistance to the map before, change below {_limit(own, 'max_change')}", own))
     figure, cells = page(panels, run, TITLE, height=1.9, xlabel="step")

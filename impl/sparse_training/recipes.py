@@ -80,6 +80,11 @@ def refusal(task: str, batch: int | None, samples: int) -> str | None:
     return None
 
 
+def source_of(task: str) -> str:
+    """Of the samples that a task has without a user's files."""
+    return "generated" if task in _GENERATED else "stand-in"
+
+
 def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int] = (96_000, 2_000, 2_000)) -> Data:
     """The samples of `task`. folder: a user's download, which image, text and retrieval need and no stand-in takes.
 
@@ -87,13 +92,13 @@ def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int
     says what is missing or wrong, and where.
     """
     if task in _GENERATED and folder is None:
-        return _parts(_generated(task, sum(sizes), cache), sizes, "generated")
+        return _parts(_generated(task, sum(sizes), cache), sizes, source_of(task))
     if task in _STAND_INS:
         if folder is not None:
             raise ValueError(f"is a stand-in for a download, and takes no folder ({folder})")
         whole = _STAND_INS[task]()
         held_out = len(whole) // 10
-        return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), "stand-in")
+        return _parts(whole, (len(whole) - 2 * held_out, held_out, held_out), source_of(task))
     if folder is None:
         raise ValueError(refusal(task, None, sum(sizes)))
     return _of_user(task, folder)

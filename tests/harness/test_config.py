@@ -202,6 +202,15 @@ def test_the_command_line_of_each_training():
     assert runs["listops-dense-seed4"] == f"{said} --method dense --seed 4"
 
 
+def test_the_settings_of_each_training():
+    trainings = [{"task": task, "methods": ["sat"], "seeds": [0, 4], "steps": 9} for task in ("listops", "digits")]
+    settings = parse_config({**GOOD, "training": trainings}, "mine.yaml").training_settings
+    assert list(settings) == [f"{task}-sat-seed{seed}" for task in ("listops", "digits") for seed in (0, 4)]
+    expected = {"task": "digits", "method": "sat", "seed": 4, "steps": 9, "source": "stand-in", "min_skewness": None}
+    assert expected.items() <= settings["digits-sat-seed4"].items()
+    assert settings["listops-sat-seed0"]["source"] == "generated"
+
+
 def test_headline_panels_come_first():
     config = copy.deepcopy(GOOD)
     config["experiments"]["spmm"]["panels"][0]["headline"] = True

@@ -279,6 +279,12 @@ def training_run(folder: Path, method: str, moved: int | None, accuracy: float) 
     (own / "run.json").write_text(json.dumps(ended))
 
 
+def planned_training(method: str) -> dict:
+    """As Config.training_settings has it, with the paper's thresholds."""
+    settings = {"task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated"}
+    return settings | {"min_skewness": None, "max_change": None}
+
+
 def add_energy(maker: Maker, records: list[Record]) -> list[Record]:
     """Energy on some cells, as a run takes it on its headline cells."""
     for record in records:
@@ -361,4 +367,5 @@ def run_of(records: list[Record], folder: Path) -> Run:
     pd.DataFrame(model_rows()).to_csv(folder / "model.csv", index=False)
     trainings(folder)
     device = "cuda" if records[0].device_name == "Synthetic GPU" else "cpu"
-    return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"))
+    planned = {f"listops-{method}-seed0": planned_training(method) for method in ("dense_flash", "sat")}
+    return Run("synthetic", device, folder, LABELS, read_records(folder / "records.parquet"), planned)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 import math
+import shutil
 import subprocess
 import sys
 
@@ -544,12 +545,37 @@ def test_a_pattern_is_drawn_as_it_is(gpu_figure):
 
 def test_a_run_without_trainings_says_so(tmp_path):
     run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
-    for path in tmp_path.glob("training/*/run.json"):  # none has ended
-        path.unlink()
+    shutil.rmtree(tmp_path / "training")
     for name in ("convergence", "transition", "patterns"):
         rows, figure = render(run, f"sparse_training_{name}")
         assert rows.empty
         assert any(text.startswith("no ") for text in texts(figure))
+
+
+def test_a_training_that_was_stopped_is_not_passed_off_as_done(tmp_path):
+    """Neither its curve nor its traces are hidden; of several, those that ended keep their panels."""
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    sat = tmp_path / "training/listops-sat-seed0"
+    (sat / "run.json").unlink()
+    with (sat / "steps.jsonl").open("a") as file:
+        file.write('\n{"step": 100, "pha')  # cut by the kill
+    (sat / "evaluations.jsonl").write_text('{"step": 50, "accuracy": 0.25}\n{"step": 75, "accuracy": 0.75}\n')
+    _, curves = render(run, "sparse_training_convergence")
+    (ax,) = panels(curves)
+    assert "SAT: stopped at step 96 of 100, dev then 75.0%" in texts(curves)
+    assert "dense, SDPA flash: test 50.0%" in texts(curves)
+    assert [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "x"] == [96]
+    _, traces = render(run, "sparse_training_transition")
+    skewness, distance = panels(traces)
+    for axes, limit in ((skewness, "at least 1.7"), (distance, "below 0.013")):
+        assert "SAT, seed 0, stopped at step 96 of 100" in axes.get_title().replace("\n", " ")
+        assert axes.get_title().endswith(limit)
+    _, patterns = render(run, "sparse_training_patterns")
+    assert any("no patterns: listops, SAT, seed 0, stopped at step 96 of 100" in text for text in texts(patterns))
+    synthetic.training_run(tmp_path, "spion", 37, 0.5)
+    _, patterns = render(run, "sparse_training_patterns")
+    assert len(panels(patterns)) == 2
+    assert "without listops, SAT, seed 0, stopped at step 96" in patterns.get_suptitle().replace("\n", " ")
 
 
 def test_break_even_is_where_the_sparse_step_takes_as_long(gpu, gpu_figure):
