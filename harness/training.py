@@ -145,6 +145,8 @@ class _Loop:
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("steps", "evaluations"):
                 self._cut(folder / f"{name}.jsonl")
+            if self.first_step < trainer.recipe.steps:  # results of a run whose checkpoint is gone
+                (folder / "run.json").unlink(missing_ok=True)
 
     def go(self) -> None:
         trainer, recipe = self.trainer, self.trainer.recipe

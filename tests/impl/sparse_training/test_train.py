@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from impl.sparse_training.train import Trainer, deterministic
 TINY = dataclasses.replace(
     MODULES, seqlen=70, vocabulary=16, classes=3, layers=2, block=32, density=0.5, batch=8, steps=40, warmup_steps=4
 )
+
+LOGS = ("steps", "evaluations")
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +227,26 @@ def test_peaks_are_counted_to_the_phase_they_were_in(data, tmp_path, monkeypatch
     moved = noted.index(("dense", "sparse"))
     assert set(noted[:moved]) <= {("dense", "dense")}
     assert set(noted[moved + 1 :]) == {("sparse", "sparse")}
+
+
+def test_logs_without_a_checkpoint_are_of_no_run(data, tmp_path):
+    """A folder of results alone, as they are published, and a fresh one: the same run."""
+    logs = []
+    for old in (False, True):
+        folder = tmp_path / str(old)
+        if old:
+            folder.mkdir()
+            lines = "".join(json.dumps({"step": step, "phase": "sparse", "loss": 9.0}) + "\n" for step in range(1, 12))
+            for name in ("steps.jsonl", "evaluations.jsonl", "run.json"):
+                (folder / name).write_text(lines)
+        made = trainer(data, "sat")
+        loop = training._Loop(training.TrainingRun("random", "sat", evaluate_every=20), made, folder)
+        assert not (folder / "run.json").exists()
+        loop.go()
+        logs.append([re.sub(r'"seconds": [^,}]*', "", (folder / f"{name}.jsonl").read_text()) for name in LOGS])
+        assert json.loads((folder / "run.json").read_text())["method"] == "sat"
+    assert logs[0] == logs[1]
+    assert [len(log.splitlines()) for log in logs[1]] == [TINY.steps, 2]
 
 
 def test_every_method_has_a_label():
