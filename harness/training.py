@@ -64,7 +64,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     """
     from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load, split_sizes
-    from impl.sparse_training.train import deterministic
+    from impl.sparse_training.train import deterministic, leave_processes
 
     for kind, value, known in (("task", run.task, RECIPES), ("method", run.method, LABELS)):
         if value not in known:
@@ -90,6 +90,8 @@ def train(run: TrainingRun, results: Path) -> Path:
             raise ConfigError(f"{error}; move it away to start anew") from None
     with deterministic(device):
         _Loop(run, trainer, folder, **notes).go()
+    del trainer
+    leave_processes()
     return folder
 
 

@@ -32,7 +32,9 @@ torch = lazy_import("torch")
 
 VOCABULARY, CLASSES = LISTOPS.vocabulary, LISTOPS.classes
 SAVED = 48  # widths of float32 of one token and layer, for the backward
-SCORE = 12  # bytes of one score of a materialised map, for the backward
+SCORE = 6  # bytes of one score of a materialised map kept for the backward: its softmax in float32 and float16
+GRADIENTS = 8  # bytes of one score in that backward, of the layer it is at
+REFERENCE = 12_000  # operations for one score of a layer in float64, both ways, by the time they take on an H200
 
 
 class SparseTrainingStepParams(CaseParams):
@@ -122,12 +124,16 @@ class SparseTrainingStep(Op):
         attention = sum(self._attention.flops(params.attention(way)) for way in ("forward", "backward"))
         return params.layers * (3.0 * layer + attention)
 
+    def reference_flops(self, params: SparseTrainingStepParams) -> float:
+        """Unfused; each method has its own."""
+        return REFERENCE * params.layers * _scores(params)
+
     def bytes_floor(self, params: SparseTrainingStepParams) -> int:
         return (2 * STATE + GRADIENT) * _parameters(params) + 8 * params.tokens
 
     def peak_bytes_estimate(self, params: SparseTrainingStepParams) -> int:
-        scores = SCORE * params.batch * HEADS * params.seqlen**2
-        step = params.layers * (4 * SAVED * WIDTH * params.tokens + scores) + 3 * scores
+        scores = _scores(params)
+        step = params.layers * (4 * SAVED * WIDTH * params.tokens + SCORE * scores) + GRADIENTS * scores
         held = (2 * WEIGHT + 8 + HELD * STATE) * _parameters(params)
         return held + max(step, 8 * SAVED * WIDTH * params.tokens * params.layers + 6 * dense.SCORE_BYTES)
 
@@ -135,6 +141,11 @@ class SparseTrainingStep(Op):
         layer = self._attention.columns(params.attention("forward"))
         size = {"layers": params.layers, "parameters": _parameters(params), "tokens": params.tokens}
         return {**layer, "direction": None, "softmax": None, "model": "sat_encoder", **size}
+
+
+def _scores(params: SparseTrainingStepParams) -> int:
+    """Of one layer."""
+    return params.batch * HEADS * params.seqlen**2
 
 
 def _parameters(params: SparseTrainingStepParams) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def deterministic(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(False)
         memory.fill_uninitialized_memory = fills
+
+
+def leave_processes() -> None:
+    """Part from the other processes, when no trainer is left: DistributedDataParallel that outlives its group ends the
+    group's threads with the interpreter's lock held, which one of them may be waiting for."""
+    if distributed.is_initialized():
+        gc.collect()
+        distributed.destroy_process_group()
 
 
 class Trainer:

@@ -56,6 +56,16 @@ def test_longer_windows_and_energy_cost_minutes(smoke):
     assert extra == pytest.approx(len(cells) * h200.energy.trials * (100 - TICKS * DEFAULT_PERIOD_S))
 
 
+def test_steps_of_sparse_training_take_as_long_as_they_did():
+    """Within a factor of 2 of the panels' seconds on an H200; memory, of the largest case, from above."""
+    h200 = load_config(ROOT / "config/h200.yaml")
+    gpu = Target("cuda", "NVIDIA H200", (9, 0), 140 * 2**30)
+    for panel, seconds in (("methods", 77), ("densities", 36)):
+        plan = plan_panel(h200, f"sparse_training/{panel}", gpu)
+        assert seconds / 2 < plan.seconds < seconds * 2
+        assert 32.79 < plan.peak_bytes / 2**30 < 1.3 * 32.79
+
+
 def test_making_a_large_model_and_its_reference_cost_minutes():
     h200 = load_config(ROOT / "config/h200.yaml")
     gpu = Target("cuda", "NVIDIA H200", (9, 0), 140 * 2**30)

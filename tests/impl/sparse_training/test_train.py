@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import re
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from impl.sparse_training.labels import LABELS
 from impl.sparse_training.methods import METHODS
 from impl.sparse_training.recipes import MODULES, Data
 from impl.sparse_training.tasks.dataset import Split
-from impl.sparse_training.train import Trainer, deterministic
+from impl.sparse_training.train import Trainer, deterministic, leave_processes
 
 TINY = dataclasses.replace(
     MODULES, seqlen=70, vocabulary=16, classes=3, layers=2, block=32, density=0.5, batch=8, steps=40, warmup_steps=4
@@ -254,25 +255,28 @@ def test_every_method_has_a_label():
 
 
 def of_process(rank, processes, store, data):
-    """Losses, accuracies and last maps of a run through the transition, without dropout, which differs by process."""
+    """What `of_trainers` gives for one of the processes."""
     torch.set_num_threads(1)
     if processes > 1:
         options = {"rank": rank, "world_size": processes, "timeout": timedelta(seconds=60)}
         distributed.init_process_group("gloo", init_method=f"file://{store}", **options)
-    try:
-        made = trainer(data, "sat")
-        for module in made.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        logs = [made.step() for _ in range(8)]
-        logged = torch.tensor([[log.loss.item(), log.accuracy.item()] for log in logs])
-        assert not made.anywhere(False)
-        assert made.anywhere(rank == processes - 1)
-        assert_resumes(made, trainer(data, "sat"), Path(f"{store}-checkpoint.pt"))
-        return logged, [log.phase for log in logs], made.monitor.maps
-    finally:
-        if processes > 1:
-            distributed.destroy_process_group()
+    found = of_trainers(rank, processes, store, data)
+    leave_processes()
+    return found
+
+
+def of_trainers(rank, processes, store, data):
+    """Losses, accuracies and last maps of a run through the transition, without dropout, which differs by process."""
+    made = trainer(data, "sat")
+    for module in made.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    logs = [made.step() for _ in range(8)]
+    logged = torch.tensor([[log.loss.item(), log.accuracy.item()] for log in logs])
+    assert not made.anywhere(False)
+    assert made.anywhere(rank == processes - 1)
+    assert_resumes(made, trainer(data, "sat"), Path(f"{store}-checkpoint.pt"))
+    return logged, [log.phase for log in logs], made.monitor.maps
 
 
 def assert_resumes(made, resumed, path):
@@ -290,11 +294,9 @@ def test_two_processes_train_as_one(data, tmp_path):
     """T11: the same global batch, so the same losses, maps and transition, but for the order of sums in float32."""
     alone, phases, maps = of_process(0, 1, tmp_path / "alone", data)
     assert {"dense", "sparse"} == set(phases)
-    other = multiprocessing.get_context("spawn").Process(target=of_process, args=(1, 2, tmp_path / "store", data))
-    other.start()
-    together, phases_together, maps_together = of_process(0, 2, tmp_path / "store", data)
-    other.join(30)
-    assert other.exitcode == 0
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(of_process, (0, 1), (2, 2), [tmp_path / "store"] * 2, [data] * 2, timeout=120)
+        (together, phases_together, maps_together), _ = found
     assert phases_together == phases
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(maps_together, maps, rtol=1e-4, atol=1e-6)
