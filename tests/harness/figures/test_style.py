@@ -25,7 +25,9 @@ def test_no_two_contenders_of_an_op_look_alike():
     for op, by_name in discover().items():
         roles = {name: c.role for name, c in by_name.items() if c.role != "control"} | OWN
         found = looks(roles, {})
-        assert len({(look.colour, look.hatch) for look in found.values()}) == len(found), op
+        bars = {(look.colour, look.hatch) for look in found.values()}
+        lines = {(look.colour, bool(look.hatch), look.marker) for look in found.values()}
+        assert len(bars) == len(lines) == len(found), op
 
 
 def test_baselines_come_first_and_ours_last():
