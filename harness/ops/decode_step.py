@@ -28,7 +28,7 @@ POSITIONS = 2048
 POSITION_OFFSET = 2  # OPT's positions begin at the third row of their table
 PRUNED = ("qkv", "project", "widen", "narrow")  # matrices of a layer; embeddings stay dense
 PREFILL_TOKENS = 4096  # whose activations are held at once while a contender's cache is filled
-REFERENCE_TOKENS = 2304  # whose activations are held at once in float64
+REFERENCE_TOKENS = 1152  # whose activations are held at once in float64
 
 # Names in a checkpoint, from "decoder." on.
 AROUND = {

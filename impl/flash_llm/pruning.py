@@ -10,6 +10,7 @@ from torch import Tensor
 
 from impl.flash_llm.formats.tiled_csl import TILE_COLS, TILE_ROWS
 
+_SLAB = 1 << 24  # elements looked at at once; that many ones are counted exactly in float32
 _SAMPLE = 1 << 20  # elements that a first guess of the threshold is made from
 _MAGNITUDES = 1 << 15  # of a 16-bit float: its bits without the sign, in the order of its absolute values
 
@@ -18,8 +19,8 @@ def prune_(w: Tensor, sparsity: float) -> Tensor:
     """Set the round(sparsity * m * k) elements of least magnitude to zero, in place; returns w [m, k].
 
     float16 or bfloat16, contiguous. Among elements of one magnitude those come first that are first row by row, so the
-    same elements go on any device. NaN counts as larger than infinity. Raises TypeError for another dtype or layout,
-    ValueError for a sparsity outside [0, 1].
+    same elements go on any device. NaN counts as larger than infinity. Takes memory for a slab, not for w. Raises
+    TypeError for another dtype or layout, ValueError for a sparsity outside [0, 1].
     """
     if w.dtype not in (torch.float16, torch.bfloat16) or not w.is_contiguous():
         raise TypeError(f"w must be contiguous and float16 or bfloat16, not {w.dtype}")
@@ -27,23 +28,33 @@ def prune_(w: Tensor, sparsity: float) -> Tensor:
         raise ValueError(f"sparsity must be in [0, 1], not {sparsity}")
     wanted = round(sparsity * w.numel())
     elements = w.view(-1)
-    magnitudes = _magnitudes(elements)
-    threshold, below = _threshold(magnitudes, wanted)
-    elements.masked_fill_(magnitudes < threshold, 0)
-    elements[(magnitudes == threshold).nonzero().squeeze(1)[: wanted - below]] = 0
+    threshold, below = _threshold(elements, wanted)
+    left = wanted - below  # of the threshold's magnitude
+    for slab in elements.split(_SLAB):
+        magnitudes = _magnitudes(slab)
+        slab.masked_fill_(magnitudes < threshold, 0)
+        first = (magnitudes == threshold).nonzero().squeeze(1)[:left]
+        slab[first] = 0
+        left -= len(first)
     return w
 
 
-def _threshold(magnitudes: Tensor, wanted: int) -> tuple[int, int]:
+def _threshold(elements: Tensor, wanted: int) -> tuple[int, int]:
     """The largest magnitude that no more than `wanted` are below of, and how many are: by halving what a sample leaves
     in doubt, or all, where the sample misleads."""
 
     @functools.cache
     def below(magnitude: int) -> int:
-        return int((magnitudes < magnitude).sum()) if magnitude < _MAGNITUDES else len(magnitudes) + 1
+        if magnitude == _MAGNITUDES:
+            return len(elements) + 1
+        # PyTorch sums bool by way of a copy in int64, and float16 on a GPU without any.
+        counts = [
+            (_magnitudes(slab) < magnitude).half().sum(dtype=torch.float32) for slab in elements.split(_SLAB)
+        ]
+        return int(torch.stack(counts).double().sum())
 
-    sample = magnitudes[:: -(-len(magnitudes) // _SAMPLE)].sort().values
-    place, margin = wanted * len(sample) // len(magnitudes), 2 * int(len(sample) ** 0.5)  # 4 deviations, at most
+    sample = _magnitudes(elements[:: -(-len(elements) // _SAMPLE)]).sort().values
+    place, margin = wanted * len(sample) // len(elements), 2 * int(len(sample) ** 0.5)  # 4 deviations, at most
     guess = [int(sample[min(max(place + way * margin, 0), len(sample) - 1)]) for way in (-1, 1)]
     for low, high in ((guess[0], guess[1] + 1), (0, _MAGNITUDES)):
         while high - low > 1:

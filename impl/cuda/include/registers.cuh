@@ -7,10 +7,3 @@ __device__ __forceinline__ void forget_origin(int& value) {
     asm volatile("" : "+r"(value));
 #endif
 }
-
-// What is read after this is not read before it, to be kept in registers meanwhile.
-__device__ __forceinline__ void keep_order() {
-#ifndef VOLTABENCH_EMULATED
-    asm volatile("" ::: "memory");
-#endif
-}

@@ -17,7 +17,7 @@ KERNELS = (
     *tiled_csl.SPMM.values(),
     *tiled_csl.SPMM_SM70.values(),
     *along_k.SPMM.values(),
-    *(kernel for by_width in equal_shares.SPMM.values() for kernels in by_width.values() for kernel in kernels),
+    *(kernel for kernels in equal_shares.SPMM.values() for kernel in kernels.values()),
     REDUCE,
     *EXPAND.values(),
 )

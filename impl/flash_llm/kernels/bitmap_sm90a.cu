@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) bitmap_
     const Constants constants(gridDim.z);  // 1
     const unsigned long long x = matrix_descriptor<X_ROW_BYTES>(shared_memory, X_PATTERN_BYTES, X_PATTERN_BYTES);
     multiply_share<LINE>(
-        [&](Sums& sum, const unsigned char* w, int blocks, int stage) {
-            multiply(sum, w + lane * 4, advance_descriptor(x, stage * X_BYTES), blocks > 0, constants);
+        [&](Sums& sum, const unsigned char* w, int stage, bool active) {
+            multiply(sum, w + lane * 4, advance_descriptor(x, stage * X_BYTES), active, constants);
         },
         shared_memory, x_map, lines, offsets, y, partials, counters, m, n, segments, stage_lines);
 }

@@ -27,46 +27,34 @@ from impl.flash_llm.kernels.warp_blocks import (
 _STAGES = 2
 
 
-def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, row_blocks: int, stage_pieces: int) -> int:
-    w_bytes = _STAGES * warps * row_blocks * stage_pieces * blocks.piece_bytes
+def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, stage_pieces: int) -> int:
+    w_bytes = _STAGES * warps * stage_pieces * blocks.piece_bytes
     control = 8 * (_STAGES * warps + 2 * _STAGES) + 2 * 16
     return _STAGES * 2 * BLOCK_COLS * tile_n + w_bytes + control
 
 
-def _kernel(blocks: WarpBlocks, tile_n: int, warps: int, per_sm: int, row_blocks: int = 1, **macros: int) -> Kernel:
-    shared_bytes = _shared_bytes(blocks, tile_n, warps, row_blocks, blocks.nominal_pieces)
+def _kernel(blocks: WarpBlocks, tile_n: int, warps: int, per_sm: int, **macros: int) -> Kernel:
+    shared_bytes = _shared_bytes(blocks, tile_n, warps, blocks.nominal_pieces)
     registers = REGISTERS // (32 * warps * per_sm) // 8 * 8
-    macros |= {"STAGES": _STAGES, "ROW_BLOCKS": row_blocks}
-    return blocks.kernel("sm_90a", tile_n, warps, shared_bytes, registers, per_sm, **macros)
+    return blocks.kernel("sm_90a", tile_n, warps, shared_bytes, registers, per_sm, STAGES=_STAGES, **macros)
 
 
-# By format and the width of the tile; of several the first one that fits. The wider ones need more registers for each
-# thread: fewer warps, and in smaller blocks, of which more fit when W is dense. What reads of X take most at N = 64,
-# which warps of 64 rows halve.
+# By format and the width of the tile. The wider ones need more registers for each thread: fewer warps, and in smaller
+# blocks, of which more fit when W is dense.
 SPMM = {
     BITMAP: {
-        8: (_kernel(BITMAP, 8, warps=8, per_sm=2, UNROLL=2),),
-        16: (_kernel(BITMAP, 16, warps=8, per_sm=2, UNROLL=2),),
-        32: (_kernel(BITMAP, 32, warps=4, per_sm=3, UNROLL=2),),
-        64: (_kernel(BITMAP, 64, warps=4, per_sm=3, UNROLL=1),),
+        8: _kernel(BITMAP, 8, warps=8, per_sm=2, UNROLL=2),
+        16: _kernel(BITMAP, 16, warps=8, per_sm=2, UNROLL=2),
+        32: _kernel(BITMAP, 32, warps=4, per_sm=3, UNROLL=2),
+        64: _kernel(BITMAP, 64, warps=4, per_sm=3, UNROLL=1),
     },
     TWO_OF_FOUR: {
-        8: (_kernel(TWO_OF_FOUR, 8, warps=8, per_sm=2),),
-        16: (_kernel(TWO_OF_FOUR, 16, warps=8, per_sm=2),),
-        32: (_kernel(TWO_OF_FOUR, 32, warps=8, per_sm=2),),
-        64: (
-            _kernel(TWO_OF_FOUR, 64, warps=8, per_sm=1, row_blocks=2),
-            _kernel(TWO_OF_FOUR, 64, warps=4, per_sm=3),
-        ),
+        8: _kernel(TWO_OF_FOUR, 8, warps=8, per_sm=2),
+        16: _kernel(TWO_OF_FOUR, 16, warps=8, per_sm=2),
+        32: _kernel(TWO_OF_FOUR, 32, warps=8, per_sm=2),
+        64: _kernel(TWO_OF_FOUR, 64, warps=4, per_sm=3),
     },
 }
-
-
-def _specialised(blocks: WarpBlocks, kernel: Kernel, stage_pieces: int) -> Kernel:
-    """The kernel with the shared memory that blocks of so many pieces take."""
-    macros = dict(kernel.macros)
-    shared_bytes = _shared_bytes(blocks, macros["TILE_N"], macros["WARPS"], macros["ROW_BLOCKS"], stage_pieces)
-    return dataclasses.replace(kernel, dynamic_shared_bytes=shared_bytes)
 
 
 @dataclass(frozen=True)
@@ -108,14 +96,15 @@ def choose_plan(blocks: WarpBlocks, problem: Problem, device: Device, split_k: i
     that: so many blocks for each tile, 1 to the number of segments in k. Raises ValueError beyond that.
     """
     tile_n = next((width for width in SPMM[blocks] if width >= problem.n), max(SPMM[blocks]))
-    fitting = (_specialised(blocks, kernel, problem.longest) for kernel in SPMM[blocks][tile_n])
-    kernel = next(kernel for kernel in fitting if kernel.dynamic_shared_bytes <= device.shared_bytes_per_block)
-    tile_m = BLOCK_ROWS * dict(kernel.macros)["ROW_BLOCKS"] * kernel.threads // 32
+    kernel = SPMM[blocks][tile_n]
+    warps = kernel.threads // 32
+    shared_bytes = _shared_bytes(blocks, tile_n, warps, problem.longest)
+    tile_m = BLOCK_ROWS * warps
     tiles = -(-problem.m // tile_m)
     segments = -(-problem.k // BLOCK_COLS)
     check_split_k(split_k, segments, problem.k)
-    by_shared = device.shared_bytes_per_sm // (kernel.dynamic_shared_bytes + BLOCK_OVERHEAD)
-    resident = min(kernel.min_blocks_per_sm, by_shared)
+    resident = min(kernel.min_blocks_per_sm, device.shared_bytes_per_sm // (shared_bytes + BLOCK_OVERHEAD))
+    kernel = dataclasses.replace(kernel, dynamic_shared_bytes=shared_bytes)
     sharing = tiles * split_k if split_k else min(tiles * segments, device.sm_count * resident)
     return SharedPlan(kernel, tile_m, tile_n, sharing, -(-sharing // tiles), problem.longest)
 

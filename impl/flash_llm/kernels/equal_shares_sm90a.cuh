@@ -1,22 +1,21 @@
 // What the sm_90a kernels of a sparse W times a skinny X share: equal shares of the work, the copies ahead of it, and
 // the sums of tiles that several blocks work on.
 //
-// Work. A tile is 32 * ROW_BLOCKS rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next UNIT_COLS
-// of k. The blocks, as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they
-// end in. A block that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds
-// them in their order, so that the result does not depend on who is last.
+// Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next UNIT_COLS of k. The
+// blocks, as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they end in. A
+// block that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds them in
+// their order, so that the result does not depend on who is last.
 //
-// A warp asks the copy engine for its own blocks of W, STAGES units ahead: each is adjacent bytes, `stage_pieces`
-// pieces of them at most. X's UNIT_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units
-// ahead, for it must know that no warp needs what they overwrite. There is no barrier in the loop.
+// A warp asks the copy engine for its own blocks of W, STAGES units ahead: adjacent bytes, `stage_pieces` pieces of
+// them at most. X's UNIT_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units ahead, for it
+// must know that no warp needs what they overwrite. There is no barrier in the loop.
 //
-// Shared memory: STAGES * 2 * UNIT_COLS * TILE_N + STAGES * WARPS * ROW_BLOCKS * stage_pieces * (bytes of a piece)
-// bytes, Control. Macros: TILE_N, WARPS, ROW_BLOCKS, STAGES (2 or more).
+// Shared memory: STAGES * 2 * UNIT_COLS * TILE_N + STAGES * WARPS * stage_pieces * (bytes of a piece) bytes, Control.
+// Macros: TILE_N, WARPS, STAGES (2 or more).
 #pragma once
 #include "bulk_copy.cuh"
 #include "elect.cuh"
 #include "mbarrier.cuh"
-#include "registers.cuh"
 #include "semaphore.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "tma.cuh"
@@ -63,7 +62,7 @@ struct Place {
 // Sums of one thread, as products of 16 rows have them in registers.
 using Sums = float[ROW_FRAGMENTS][TILE_N / 2];
 
-constexpr int QUADS = ROW_FRAGMENTS * TILE_N / 8;  // of a thread's sums
+constexpr int QUADS = TILE_N / 4;  // of a thread's sums
 
 __device__ __forceinline__ void clear(Sums& sum) {
 #pragma unroll
@@ -89,39 +88,34 @@ __device__ __forceinline__ void leave(const Sums& sum, float4* part) {
 // fewer reads wait for each other.
 __device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares& shares, int first, int last,
                                         int tile_begin) {
-    constexpr int READ = QUADS < 16 ? QUADS : 16, TOGETHER = 16 / READ;
+    constexpr int TOGETHER = 16 / QUADS;
     clear(sum);
 #pragma unroll 1
     for (int block = first; block <= last; block += TOGETHER) {
+        float4 parts[TOGETHER][QUADS] = {};
 #pragma unroll
-        for (int quad = 0; quad < QUADS; quad += READ) {
-            float4 parts[TOGETHER][READ] = {};
+        for (int j = 0; j < TOGETHER; ++j) {
+            if (block + j > last) break;
+            const float4* const in = part_of(partials, block + j, shares.begin(block + j) < tile_begin);
 #pragma unroll
-            for (int j = 0; j < TOGETHER; ++j) {
-                if (block + j > last) break;
-                const float4* const in = part_of(partials, block + j, shares.begin(block + j) < tile_begin);
+            for (int i = 0; i < QUADS; ++i) parts[j][i] = in[i * THREADS];
+        }
 #pragma unroll
-                for (int i = 0; i < READ; ++i) parts[j][i] = in[(quad + i) * THREADS];
+        for (int j = 0; j < TOGETHER; ++j) {
+#pragma unroll
+            for (int i = 0; i < QUADS; ++i) {
+                float* to = &sum[i / (TILE_N / 8)][i % (TILE_N / 8) * 4];
+                to[0] += parts[j][i].x;
+                to[1] += parts[j][i].y;
+                to[2] += parts[j][i].z;
+                to[3] += parts[j][i].w;
             }
-#pragma unroll
-            for (int j = 0; j < TOGETHER; ++j) {
-#pragma unroll
-                for (int i = 0; i < READ; ++i) {
-                    float* to = &sum[(quad + i) / (TILE_N / 8)][(quad + i) % (TILE_N / 8) * 4];
-                    to[0] += parts[j][i].x;
-                    to[1] += parts[j][i].y;
-                    to[2] += parts[j][i].z;
-                    to[3] += parts[j][i].w;
-                }
-            }
-            keep_order();  // more registers than these are not to be had
         }
     }
 }
 
-// What a kernel does, one block of it. multiply(sum, w, blocks, x) adds a warp's blocks of W, in shared memory from `w`
-// on, `stage_pieces` apart, times stage `x` of X's ring, which begins at shared memory's begin. Of ROW_BLOCKS the first
-// `blocks` are there, none for a warp below the last row of W.
+// What a kernel does, one block of it. multiply(sum, w, x, active) adds a warp's block of W, in shared memory at `w`,
+// times stage `x` of X's ring, which begins at shared memory's begin; not `active` are warps below the last row of W.
 //
 // W's blocks lie in pieces of PIECE bytes, where `offsets` says. y: fp16 [m, n]. blockIdx.y: which TILE_N columns.
 // partials: fp32 [gridDim.y, gridDim.x, 2, TILE_ROWS * TILE_N], needs no values. counters [gridDim.y, tiles]: 0, and 0
@@ -136,25 +130,21 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     unsigned char* const x_stages = shared_memory;
-    unsigned char* const w_stages = x_stages + STAGES * X_BYTES + warp * STAGES * ROW_BLOCKS * w_bytes;
-    Control& control = *reinterpret_cast<Control*>(x_stages + STAGES * X_BYTES + WARPS * STAGES * ROW_BLOCKS * w_bytes);
+    unsigned char* const w_stages = x_stages + STAGES * X_BYTES + warp * STAGES * w_bytes;
+    Control& control = *reinterpret_cast<Control*>(x_stages + STAGES * X_BYTES + WARPS * STAGES * w_bytes);
 
     const int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
     const Shares shares(tiles * segments, gridDim.x);
     const int begin = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
     int tile = begin / segments, segment = begin % segments;
 
-    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of each row of W begins.
-    const int rows = (m + 31) / 32;  // of blocks
-    int w_row = (tile * WARPS + warp) * ROW_BLOCKS, w_segment = segment, x_segment = segment;
-    int window[ROW_BLOCKS], known, left;  // of the window
+    // What a warp asks for next, by one lane. Each lane knows where one of WINDOW + 1 blocks of W begins.
+    int w_row = tile * WARPS + warp, w_segment = segment, x_segment = segment;
+    int window, known, left;  // of the window
     const auto look_ahead = [&] {
         known = left = min(WINDOW, segments - w_segment);
-#pragma unroll
-        for (int i = 0; i < ROW_BLOCKS; ++i) {
-            const long long block = static_cast<long long>(w_row + i) * segments + w_segment;
-            window[i] = w_row + i < rows ? offsets[block + min(lane, left)] : 0;
-        }
+        const long long block = static_cast<long long>(w_row) * segments + w_segment;
+        window = w_row * WARP_ROWS < m ? offsets[block + min(lane, left)] : 0;
     };
     look_ahead();
 
@@ -172,28 +162,17 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
 
     const auto fetch_w = [&](int stage) {
         if (left == 0) look_ahead();
-        unsigned long long* const full = &control.w_full[stage][warp];
-        int from[ROW_BLOCKS];
-        unsigned bytes[ROW_BLOCKS], all = 0;
-#pragma unroll
-        for (int i = 0; i < ROW_BLOCKS; ++i) {
-            from[i] = __shfl_sync(0xffffffffu, window[i], known - left);
-            bytes[i] = (__shfl_sync(0xffffffffu, window[i], known - left + 1) - from[i]) * PIECE;
-            all += bytes[i];
-        }
-        if (all > 0 && elect_lane()) {
-            mbarrier_arrive_expect(full, all);
-#pragma unroll
-            for (int i = 0; i < ROW_BLOCKS; ++i) {
-                if (bytes[i] == 0) continue;  // below the last row
-                bulk_load_once(w_stages + (stage * ROW_BLOCKS + i) * w_bytes,
-                               pieces + static_cast<long long>(from[i]) * PIECE, bytes[i], full);
-            }
+        const int from = __shfl_sync(0xffffffffu, window, known - left);
+        const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * PIECE;
+        if (bytes > 0 && elect_lane()) {
+            unsigned long long* const full = &control.w_full[stage][warp];
+            mbarrier_arrive_expect(full, bytes);
+            bulk_load_once(w_stages + stage * w_bytes, pieces + static_cast<long long>(from) * PIECE, bytes, full);
         }
         --left;
         if (++w_segment == segments) {
             w_segment = 0;
-            w_row += WARPS * ROW_BLOCKS;
+            w_row += WARPS;
         }
     };
     const auto fetch_x = [&](int stage) {
@@ -224,10 +203,10 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
             fetch_x(stage);
         }
         __syncwarp();
-        const int blocks = min(rows - (tile * WARPS + warp) * ROW_BLOCKS, ROW_BLOCKS);
-        if (blocks > 0) mbarrier_wait(&control.w_full[place.stage][warp], place.parity);
+        const bool active = (tile * WARPS + warp) * WARP_ROWS < m;
+        if (active) mbarrier_wait(&control.w_full[place.stage][warp], place.parity);
         mbarrier_wait(&control.x_full[place.stage], place.parity);
-        multiply(sum, w_stages + place.stage * ROW_BLOCKS * w_bytes, blocks, place.stage);
+        multiply(sum, w_stages + place.stage * w_bytes, place.stage, active);
         __syncwarp();  // all lanes have read what may be overwritten now
         if (lane == 0) mbarrier_arrive(&control.x_empty[place.stage]);
         if (unit + STAGES < end) fetch_w(place.stage);
@@ -235,9 +214,7 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         if (++segment == segments || unit + 1 == end) {
             const int tile_begin = tile * segments;
             if (tile_begin >= begin && tile_begin + segments <= end) {
-                int column = blockIdx.y * TILE_N;
-                forget_origin(column);
-                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, column,
+                each_pair(reinterpret_cast<const Accumulators&>(sum), tile * TILE_ROWS, blockIdx.y * TILE_N,
                           PairWriter<unsigned short>{y, m, n});
             } else {
                 leave(sum, part_of(partials, blockIdx.x, begin < tile_begin));

@@ -1,17 +1,13 @@
-// What the kernels of a sparse W times a skinny X share, on any architecture: a block of WARPS warps owns 32 rows of Y,
-// or ROW_BLOCKS times as many, for each of them, and TILE_N columns; X's tile in shared memory, and the way Y or its
-// partial sums are written. WARPS, TILE_N, ROW_BLOCKS (1 where it is left out): macros.
+// What the kernels of a sparse W times a skinny X share, on any architecture: a block of WARPS warps owns 32 rows of Y
+// for each of them, and TILE_N columns; X's tile in shared memory, and the way Y or its partial sums are written.
+// WARPS, TILE_N: macros.
 #pragma once
 #include "half.cuh"
-
-#ifndef ROW_BLOCKS
-#    define ROW_BLOCKS 1
-#endif
 
 namespace {
 
 constexpr int THREADS = WARPS * 32;
-constexpr int WARP_ROWS = 32 * ROW_BLOCKS;
+constexpr int WARP_ROWS = 32;
 constexpr int TILE_ROWS = WARPS * WARP_ROWS;
 constexpr int CHUNK = 8;  // halves of 16 bytes: what ldmatrix and cp.async move, and the swizzles permute
 constexpr int X_CHUNKS = TILE_N / CHUNK;

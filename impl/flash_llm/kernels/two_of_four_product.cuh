@@ -24,20 +24,15 @@ __device__ __forceinline__ void decode(Fragments& a, SharedAddress& next, unsign
     load_words_if<FIRST + 4>(a[1], flags, next);
 }
 
-// Adds one step of COUNT blocks of W, the first one being number FIRST, times 32 rows of X, of which this lane points
-// ldmatrix at `row`.
-template <int FIRST, int COUNT>
-__device__ __forceinline__ void multiply_step(Accumulators& sum, const Fragments (&a)[COUNT],
-                                              const unsigned (&metadata)[COUNT], unsigned char* x, int row) {
+// Adds one step of W times 32 rows of X, of which this lane points ldmatrix at `row`.
+__device__ __forceinline__ void multiply_step(Accumulators& sum, const Fragments& a, unsigned metadata,
+                                              unsigned char* x, int row) {
 #pragma unroll
     for (int chunk = 0; chunk < X_CHUNKS; ++chunk) {
         unsigned b[4];
         load_matrix_x4_transposed(b, x_chunk(x, row, chunk));
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            mma_sp_m16n8k32_f16<0>(sum[(FIRST + i) * 2][chunk], a[i][0], b, metadata[i]);
-            mma_sp_m16n8k32_f16<1>(sum[(FIRST + i) * 2 + 1][chunk], a[i][1], b, metadata[i]);
-        }
+        mma_sp_m16n8k32_f16<0>(sum[0][chunk], a[0], b, metadata);
+        mma_sp_m16n8k32_f16<1>(sum[1][chunk], a[1], b, metadata);
     }
 }
 
@@ -50,11 +45,11 @@ struct Share {
     int steps;                             // gathered ones
     unsigned gathered, gathered_metadata;  // of the next gathered step: read ahead of its use
 
-    __device__ Share(const unsigned char* base, bool there, int lane) : block{base} {
+    __device__ Share(const unsigned char* base, int lane) : block{base} {
         const unsigned start = block.start(lane);
-        flags = there ? block.flags(lane) : 0;
+        flags = block.flags(lane);
         metadata = reinterpret_cast<const uint4&>(block.metadata(lane, 0));
-        steps = there ? gathered_steps(start) : 0;
+        steps = gathered_steps(start);
         next = shared_address(base + first_word(start) * 4);
         read(0, lane);
     }
@@ -68,50 +63,29 @@ struct Share {
     }
 };
 
-// Step STEP and the ones after it of the blocks' own columns.
+// Step STEP and the ones after it of a block's own columns.
 template <int STEP>
-__device__ __forceinline__ void multiply_own(Accumulators& sum, Share (&shares)[ROW_BLOCKS], unsigned char* x,
-                                             int lane) {
-    Fragments a[ROW_BLOCKS];
-    unsigned metadata[ROW_BLOCKS];
-#pragma unroll
-    for (int i = 0; i < ROW_BLOCKS; ++i) {
-        decode<STEP * REGISTERS>(a[i], shares[i].next, shares[i].flags);
-        metadata[i] = shares[i].own_metadata(STEP);
-    }
-    multiply_step<0>(sum, a, metadata, x + STEP * STEP_COLS * X_ROW_BYTES, lane);
-    if constexpr (STEP + 1 < OWN_STEPS) multiply_own<STEP + 1>(sum, shares, x, lane);
+__device__ __forceinline__ void multiply_own(Accumulators& sum, Share& share, unsigned char* x, int lane) {
+    Fragments a;
+    decode<STEP * REGISTERS>(a, share.next, share.flags);
+    multiply_step(sum, a, share.own_metadata(STEP), x + STEP * STEP_COLS * X_ROW_BYTES, lane);
+    if constexpr (STEP + 1 < OWN_STEPS) multiply_own<STEP + 1>(sum, share, x, lane);
 }
 
-// The gathered steps of block NUMBER and the ones after it.
-template <int NUMBER>
-__device__ __forceinline__ void multiply_gathered(Accumulators& sum, Share (&shares)[ROW_BLOCKS], unsigned char* x,
-                                                  int lane) {
-    Share& share = shares[NUMBER];
+// Adds one warp's 32 x 128 of W, in shared memory at `base`, times the segment of X at `x`.
+__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* base, unsigned char* x) {
+    const int lane = threadIdx.x % 32;
+    Share share(base, lane);
+    multiply_own<0>(sum, share, x, lane);
 #pragma unroll 1
     for (int step = 0; step < share.steps; ++step) {
-        Fragments a[1];
-        decode<0>(a[0], share.next, share.gathered);
+        Fragments a;
+        decode<0>(a, share.next, share.gathered);
         const int row = share.gathered >> 8;
-        const unsigned metadata[1] = {share.gathered_metadata};
+        const unsigned metadata = share.gathered_metadata;
         share.read(step + 1, lane);
-        multiply_step<NUMBER>(sum, a, metadata, x, row);
+        multiply_step(sum, a, metadata, x, row);
     }
-    if constexpr (NUMBER + 1 < ROW_BLOCKS) multiply_gathered<NUMBER + 1>(sum, shares, x, lane);
-}
-
-// Adds a warp's 32 * ROW_BLOCKS x 128 of W, in shared memory from `base` on, `pitch` bytes from one block to the next,
-// times the segment of X at `x`. The first `blocks` of them are there.
-__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* base, int pitch, int blocks,
-                                         unsigned char* x) {
-    const int lane = threadIdx.x % 32;
-#if ROW_BLOCKS == 1
-    Share shares[1] = {{base, true, lane}};
-#else
-    Share shares[2] = {{base, true, lane}, {blocks > 1 ? base + pitch : base, blocks > 1, lane}};
-#endif
-    multiply_own<0>(sum, shares, x, lane);
-    multiply_gathered<0>(sum, shares, x, lane);
 }
 
 }  // namespace

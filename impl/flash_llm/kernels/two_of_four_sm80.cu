@@ -11,7 +11,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) two_of_
     const unsigned char* __restrict__ units, const int* __restrict__ offsets, const unsigned short* __restrict__ x,
     void* __restrict__ out, int m, int n, int k, long long x_stride, int stage_units) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    multiply_along_k<UNIT>(
-        [](Accumulators& sum, const unsigned char* w, unsigned char* x) { multiply(sum, w, 0, 1, x); }, shared_memory,
-        units, offsets, x, out, m, n, k, x_stride, stage_units);
+    multiply_along_k<UNIT>([](Accumulators& sum, const unsigned char* w, unsigned char* x) { multiply(sum, w, x); },
+                           shared_memory, units, offsets, x, out, m, n, k, x_stride, stage_units);
 }

@@ -12,11 +12,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) two_of_
     unsigned short* __restrict__ y, float* partials, int* counters, int m, int n, int segments, int stage_units) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     multiply_share<UNIT>(
-        [&](Sums& sum, const unsigned char* w, int blocks, int stage) {
-            if (blocks > 0) {
-                multiply(reinterpret_cast<Accumulators&>(sum), w, stage_units * UNIT, blocks,
-                         shared_memory + stage * X_BYTES);
-            }
+        [&](Sums& sum, const unsigned char* w, int stage, bool active) {
+            if (active) multiply(reinterpret_cast<Accumulators&>(sum), w, shared_memory + stage * X_BYTES);
         },
         shared_memory, x_map, units, offsets, y, partials, counters, m, n, segments, stage_units);
 }

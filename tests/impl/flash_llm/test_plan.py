@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from impl.flash_llm.kernels import Problem, along_k, choose_plan, equal_shares, tiled_csl
-from impl.flash_llm.kernels.warp_blocks import BITMAP, TWO_OF_FOUR
+from impl.flash_llm.kernels.warp_blocks import BITMAP
 from tests.impl.flash_llm.devices import A100, H200, OPT_LAYERS, RTX_3090, V100
 
 LINES = 27  # of the longest block of a bitmap at 80 % zeros
@@ -83,14 +83,6 @@ def test_hopper_holds_as_many_blocks_as_fit(n, lines, per_sm):
     assert chosen.blocks == 132 * per_sm
     few = equal_shares.choose_plan(BITMAP, Problem(300, n, 1000, 0, lines), H200)
     assert (few.blocks, few.split_k) == (-(-300 // few.tile_m) * 8, 8)
-
-
-@pytest.mark.parametrize(
-    ("units", "tile_m", "blocks"), [(240, 512, 132), (389, 512, 132), (395, 128, 2 * 132), (604, 128, 2 * 132)]
-)
-def test_warps_of_64_rows_where_two_blocks_of_rows_fit(units, tile_m, blocks):
-    chosen = equal_shares.choose_plan(TWO_OF_FOUR, Problem(28672, 64, 7168, 0, units), H200)
-    assert (chosen.tile_m, chosen.blocks) == (tile_m, blocks)
 
 
 def test_a_gpu_newer_than_hopper_runs_the_older_source():

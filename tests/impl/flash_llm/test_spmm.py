@@ -85,7 +85,7 @@ def test_every_remainder_of_m_and_k(multiply, m, k):
 
 @pytest.mark.parametrize("m", [1, 32, 33, 65, 96, 545])
 def test_rows_of_the_widest_products(multiply, m):
-    """A warp may have two blocks of rows, one, or none."""
+    """A warp may have a whole block of rows, part of one, or none."""
     w, x = random_sparse(m, 200, 0.2), torch.randn(200, 64).half()
     w[-1] = 1
     assert_is_product(multiply(w, x), w, x)
