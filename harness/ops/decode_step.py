@@ -18,6 +18,7 @@ from harness.case import CaseParams
 from harness.lazy import lazy_import
 from harness.ops.base import Op, Tensors
 from harness.ops.checkpoint import check_index, read_index
+from harness.ops.dense import SCORE_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +30,7 @@ POSITION_OFFSET = 2  # OPT's positions begin at the third row of their table
 PRUNED = ("qkv", "project", "widen", "narrow")  # matrices of a layer; embeddings stay dense
 PREFILL_TOKENS = 4096  # whose activations are held at once while a contender's cache is filled
 REFERENCE_TOKENS = 1152  # whose activations are held at once in float64
+CHUNK_ELEMENTS = 2**25  # of a weight that the reference holds at once in another dtype
 
 # Names in a checkpoint, from "decoder." on.
 AROUND = {
@@ -187,9 +189,7 @@ class DecodeStep(Op):
 
     def peak_bytes_estimate(self, params: DecodeStepParams) -> int:
         """Of a dense contender, and of the reference beside it."""
-        tokens, hidden = max(REFERENCE_TOKENS, params.context), params.shape.hidden
-        reference = 10 * hidden * params.batch * params.context + 100 * hidden * tokens + 16 * hidden**2 + 2**30
-        return needed_bytes(params, 2 * params.shape.pruned_elements) + reference
+        return needed_bytes(params, 2 * params.shape.pruned_elements)
 
     def columns(self, params: DecodeStepParams) -> dict[str, Any]:
         shape = params.shape
@@ -224,9 +224,25 @@ def bytes_besides(params: DecodeStepParams) -> int:
 
 
 def needed_bytes(params: DecodeStepParams, pruned_bytes: float) -> int:
-    """Memory of a decoder whose pruned matrices take `pruned_bytes`: weights, cache, and what making it takes: two
-    dense matrices, as it is drawn and converted, and the activations of the prompt's and context's tokens."""
+    """Memory of a decoder whose pruned matrices take `pruned_bytes`: weights, cache, and what making it takes (two
+    dense matrices, as it is drawn and converted, and the activations of the prompt's and context's tokens), or the
+    reference beside it."""
     shape = params.shape
-    made = 2 * 2 * 4 * shape.hidden**2
     activations = 2 * 20 * shape.hidden * max(PREFILL_TOKENS, params.context)
-    return int(pruned_bytes) + 2 * shape.dense_elements + params.cache_bytes + made + activations
+    beside = max(_two_matrices(shape) + activations, reference_bytes(params))
+    return int(pruned_bytes) + 2 * shape.dense_elements + params.cache_bytes + beside
+
+
+def reference_bytes(params: DecodeStepParams) -> int:
+    """Memory that the reference and the plain forward take: two matrices; the residual stream of all tokens in both
+    dtypes, and the tables that it starts and ends with; in float64 the activations of as many tokens as are held at
+    once, and a weight's chunk, or scores."""
+    shape, tokens = params.shape, max(REFERENCE_TOKENS, params.context)
+    streams = 10 * shape.hidden * params.batch * params.context
+    activations = 8 * 7 * shape.hidden * min(tokens, params.batch * params.context)
+    return _two_matrices(shape) + streams + activations + max(2 * 8 * CHUNK_ELEMENTS, 4 * SCORE_BYTES)
+
+
+def _two_matrices(shape: OptShape) -> int:
+    """Bytes of the largest two of a layer."""
+    return 2 * 2 * 4 * shape.hidden**2

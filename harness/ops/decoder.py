@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear, relu, scaled_dot_product_attention
 
 from harness.ops import dense
-from harness.ops.decode_step import POSITION_OFFSET, PREFILL_TOKENS, PRUNED, REFERENCE_TOKENS, DecodeStepParams
+from harness.ops.decode_step import (
+    CHUNK_ELEMENTS,
+    POSITION_OFFSET,
+    PREFILL_TOKENS,
+    PRUNED,
+    REFERENCE_TOKENS,
+    DecodeStepParams,
+)
 from harness.ops.masks import causal_mask
 from harness.ops.opt_weights import OptWeights
 from harness.ops.spmm import float32_reductions
 
 MakeProduct = Callable[[Tensor, Tensor], nn.Module]  # x -> x W^T + bias, from W [out, in] and the bias [out]
-
-_CHUNK_ELEMENTS = 2**25  # of a weight that are held at once in another dtype
 
 
 @dataclass
@@ -163,7 +168,7 @@ def _plain_linear(x: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
 def _plain_product(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T in the dtype of x, a few rows of W at a time."""
     out = x.new_empty(*x.shape[:-1], len(weight))
-    rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    rows = max(1, CHUNK_ELEMENTS // weight.shape[1])
     for columns, part in zip(out.split(rows, -1), weight.split(rows), strict=True):
         columns.copy_(linear(x, part.to(x.dtype)))
     return out

@@ -48,9 +48,7 @@ def _threshold(elements: Tensor, wanted: int) -> tuple[int, int]:
         if magnitude == _MAGNITUDES:
             return len(elements) + 1
         # PyTorch sums bool by way of a copy in int64, and float16 on a GPU without any.
-        counts = [
-            (_magnitudes(slab) < magnitude).half().sum(dtype=torch.float32) for slab in elements.split(_SLAB)
-        ]
+        counts = [(_magnitudes(slab) < magnitude).half().sum(dtype=torch.float32) for slab in elements.split(_SLAB)]
         return int(torch.stack(counts).double().sum())
 
     sample = _magnitudes(elements[:: -(-len(elements) // _SAMPLE)]).sort().values

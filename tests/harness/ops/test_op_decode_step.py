@@ -17,11 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.config import parse_config
 from harness.contender import Target, discover
 from harness.errors import ConfigError
-from harness.ops import OPS
-from harness.ops.decode_step import OPT_MODELS, PRUNED, checkpoint_shapes, needed_bytes
+from harness.ops import OPS, decode_step, decoder
+from harness.ops import dense as dense_attention
+from harness.ops.decode_step import OPT_MODELS, PRUNED, OptShape, checkpoint_shapes, needed_bytes, reference_bytes
 from harness.ops.decoder import Decoder
 from harness.ops.opt_weights import OptWeights
 from harness.verify import Gate, poison
+from impl.flash_llm import pruning
+from tests.memory import peak_bytes
 
 OP = OPS["decode_step"]
 CPU = Target("cpu", "a CPU")
@@ -141,6 +144,30 @@ def test_sequences_are_filled_in_by_groups(monkeypatch):
     case = params(batch=5)
     inputs = OP.inputs(case, "cpu")
     assert Gate(OP, case, inputs).check(CONTENDERS["pytorch_fp16"].prepare(case, inputs, CPU).run()).passed
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(3, 1152), (6, 26)])
+def test_the_reference_takes_no_more_memory_than_by_arithmetic(batch, tokens, monkeypatch):
+    monkeypatch.setitem(OPT_MODELS, "tiny_opt", OptShape(1, 256, 4, 256))
+    monkeypatch.setattr(pruning, "_SLAB", 1 << 15)
+    monkeypatch.setattr(pruning, "_SAMPLE", 1 << 10)
+    for module in (decode_step, decoder):
+        monkeypatch.setattr(module, "REFERENCE_TOKENS", tokens)
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1 << 14)
+    for module in (decode_step, dense_attention):
+        monkeypatch.setattr(module, "SCORE_BYTES", 1 << 14)
+    case = params(batch)
+    inputs = OP.inputs(case, "cpu")
+    bound = reference_bytes(case)
+    assert 0.7 * bound < peak_bytes(lambda: Gate(OP, case, inputs)) <= bound
+
+
+def test_the_largest_model_fits_on_the_largest_gpu_with_three_gigabytes_left():
+    torchs = 149.4e9  # of an H200's 150.1: what a CUDA context leaves
+    for batch, new_tokens in ((8, 512), (16, 192)):
+        case = OP.Params(model="opt_175b", batch=batch, new_tokens=new_tokens, sparsity=0.8)
+        stored = CONTENDERS["flash_llm_bitmap"].stored_bytes(case.shape.pruned_elements, case.sparsity)
+        assert needed_bytes(case, stored) < torchs - 3e9
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import torch
 from impl.flash_llm import pruning
 from impl.flash_llm.pruning import prune_, tile_statistics
 from tests.impl.flash_llm.matrices import bits, random_sparse
+from tests.memory import peak_bytes
 
 
 def pruned_by_sorting(w, sparsity):
@@ -48,6 +49,23 @@ def test_a_sample_that_misleads_costs_time_only(sparsity, monkeypatch):
         w[:, ::128] = of_sample
         expected = pruned_by_sorting(w, sparsity)
         assert torch.equal(prune_(w, sparsity), expected)
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.8, 1.0])
+def test_slab_by_slab(sparsity, monkeypatch):
+    """Ties in several slabs, of which the last one is not whole."""
+    monkeypatch.setattr(pruning, "_SLAB", 1000)
+    for w in (torch.randint(-3, 4, (91, 77)).half(), torch.randn(91, 77).half()):
+        expected = pruned_by_sorting(w, sparsity)
+        assert torch.equal(prune_(w, sparsity), expected)
+
+
+def test_takes_memory_for_a_slab(monkeypatch):
+    monkeypatch.setattr(pruning, "_SLAB", 1 << 12)
+    monkeypatch.setattr(pruning, "_SAMPLE", 1 << 10)
+    w = torch.randn(512, 1024).half()
+    assert peak_bytes(lambda: prune_(w, 0.8)) < 1 << 16
+    assert peak_bytes(lambda: (w == 0).sum()) > 8 * w.numel()  # what would be seen otherwise
 
 
 def test_special_values_are_the_largest_and_zeros_the_least():
