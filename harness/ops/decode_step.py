@@ -29,8 +29,8 @@ POSITIONS = 2048
 POSITION_OFFSET = 2  # OPT's positions begin at the third row of their table
 PRUNED = ("qkv", "project", "widen", "narrow")  # matrices of a layer; embeddings stay dense
 PREFILL_TOKENS = 4096  # whose activations are held at once while a contender's cache is filled
-REFERENCE_TOKENS = 1152  # whose activations are held at once in float64
-CHUNK_ELEMENTS = 2**25  # of a weight that the reference holds at once in another dtype
+REFERENCE_TOKENS = 576  # whose activations are held at once in float64
+CHUNK_ELEMENTS = 2**24  # of a weight that the reference holds at once in another dtype
 
 # Names in a checkpoint, from "decoder." on.
 AROUND = {
@@ -224,25 +224,25 @@ def bytes_besides(params: DecodeStepParams) -> int:
 
 
 def needed_bytes(params: DecodeStepParams, pruned_bytes: float) -> int:
-    """Memory of a decoder whose pruned matrices take `pruned_bytes`: weights, cache, and what making it takes (two
-    dense matrices, as it is drawn and converted, and the activations of the prompt's and context's tokens), or the
+    """Memory of a decoder whose pruned matrices take `pruned_bytes`: weights, cache, and what making it takes (a dense
+    matrix, and the activations of the prompt's and context's tokens, which are more than conversion takes), or the
     reference beside it."""
     shape = params.shape
     activations = 2 * 20 * shape.hidden * max(PREFILL_TOKENS, params.context)
-    beside = max(_two_matrices(shape) + activations, reference_bytes(params))
+    beside = max(_largest_matrix(shape) + activations, reference_bytes(params))
     return int(pruned_bytes) + 2 * shape.dense_elements + params.cache_bytes + beside
 
 
 def reference_bytes(params: DecodeStepParams) -> int:
-    """Memory that the reference and the plain forward take: two matrices; the residual stream of all tokens in both
-    dtypes, and the tables that it starts and ends with; in float64 the activations of as many tokens as are held at
-    once, and a weight's chunk, or scores."""
+    """Memory that the reference and the plain forward take: the residual stream of all tokens in both dtypes; in
+    float64 the activations of as many tokens as are held at once; and two matrices with a chunk of one and of its
+    product, or those of the attention, half as large, with its scores."""
     shape, tokens = params.shape, max(REFERENCE_TOKENS, params.context)
     streams = 10 * shape.hidden * params.batch * params.context
     activations = 8 * 7 * shape.hidden * min(tokens, params.batch * params.context)
-    return _two_matrices(shape) + streams + activations + max(2 * 8 * CHUNK_ELEMENTS, 4 * SCORE_BYTES)
+    matrix = _largest_matrix(shape)
+    return streams + activations + max(2 * matrix + 2 * 8 * CHUNK_ELEMENTS, matrix + 4 * SCORE_BYTES)
 
 
-def _two_matrices(shape: OptShape) -> int:
-    """Bytes of the largest two of a layer."""
-    return 2 * 2 * 4 * shape.hidden**2
+def _largest_matrix(shape: OptShape) -> int:
+    return 2 * 4 * shape.hidden**2

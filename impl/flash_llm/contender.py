@@ -191,10 +191,10 @@ class DecodingBitmap(_Bitmap, _FlashLLMDecoding):
     source = FlashLLMBitmap.source
 
     def stored_bytes(self, elements: int, sparsity: float) -> float:
-        """Of random zeros: a lane's 128 bits, and the longest of 32 lanes' values, which is 2.07 deviations above the
-        mean, in whole words."""
+        """Of random zeros: a lane's 128 bits, and the longest of 32 lanes' values, in whole words: 2.07 deviations
+        above the mean, and more where few are kept, by the distribution's skewness."""
         kept = 1 - sparsity
-        longest = 128 * kept + 2.07 * (128 * kept * sparsity) ** 0.5
+        longest = 128 * kept + 2.07 * (128 * kept * sparsity) ** 0.5 + 0.58 * (sparsity - kept)
         return elements * (16 + 2 * longest + 1) / 128
 
 
