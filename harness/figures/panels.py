@@ -116,7 +116,7 @@ def page(
     for spare in axes[len(panels) :]:
         spare.remove()
     for place, (ax, (name, _)) in enumerate(zip(axes, panels, strict=False)):
-        ax.set_title("\n".join(textwrap.fill(part, int(16 * width / columns)) for part in name.split("\n")))
+        ax.set_title("\n".join(textwrap.fill(part, int(14 * width / columns)) for part in name.split("\n")))
         ax.set_xlabel(xlabel if place + columns >= len(panels) else "")
         ax.set_ylabel(ylabel if place % columns == 0 else "")
     sign(figure, run, title)
