@@ -1,4 +1,4 @@
-# First and alone: measuring would be disturbed, and a kernel that breaks its budget is not worth measuring.
+# First, and on a GPU's node alone: measuring would be disturbed, and a kernel that breaks its budget is not worth measuring.
 rule build:
     input:
         config=CONFIG_FILE,
@@ -14,7 +14,7 @@ rule build:
     conda:
         ENVIRONMENT
     resources:
-        gpu=1,
+        gpu=int(CONFIG.device == "cuda"),
     params:
         kernels=run.kernel_hash(),
     message:

@@ -44,7 +44,7 @@ if CURVES:
         conda:
             ENVIRONMENT
         resources:
-            gpu=1,
+            gpu=int(CONFIG.device == "cuda"),
         params:
             code=run.curves_hash(CONFIG),
         message:

@@ -17,7 +17,7 @@ rule train:
     conda:
         ENVIRONMENT
     resources:
-        gpu=1,
+        gpu=int(CONFIG.device == "cuda"),
     params:
         options=lambda wildcards: CONFIG.trainings[wildcards.training],
         device=CONFIG.device,
