@@ -14,7 +14,7 @@ rule build:
     conda:
         ENVIRONMENT
     resources:
-        gpu=int(CONFIG.device == "cuda"),
+        gpu=EXCLUSIVE,
     params:
         kernels=run.kernel_hash(),
     message:

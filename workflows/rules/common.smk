@@ -19,6 +19,8 @@ def or_stop(step, *args):
 
 CONFIG = or_stop(run.resolve_config, config, workflow.configfiles)
 RESULTS = str(CONFIG.results)
+# What compiling and training take of the resource gpu: on a GPU's node they would disturb measuring.
+EXCLUSIVE = int(CONFIG.device == "cuda")
 CONFIG_FILE = f"{RESULTS}/config.yaml"
 ENVIRONMENT = f"{workflow.basedir}/environment.yml"
 

@@ -44,7 +44,7 @@ if CURVES:
         conda:
             ENVIRONMENT
         resources:
-            gpu=int(CONFIG.device == "cuda"),
+            gpu=EXCLUSIVE,
         params:
             code=run.curves_hash(CONFIG),
         message:

@@ -17,7 +17,7 @@ rule train:
     conda:
         ENVIRONMENT
     resources:
-        gpu=int(CONFIG.device == "cuda"),
+        gpu=EXCLUSIVE,
     params:
         options=lambda wildcards: CONFIG.trainings[wildcards.training],
         device=CONFIG.device,
