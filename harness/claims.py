@@ -184,7 +184,8 @@ def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
     """The contender's records on the claim's sweep, each case once; `timed` where its time is a speed on a GPU."""
     rows = run.records[(run.records["op"] == measure.op) & (run.records["contender"] == contender)]
     layers = pd.read_csv(PAPER / "opt_layers.csv").set_index(["m", "k"]).index
-    rows = rows.drop_duplicates(_KEY).assign(
+    rows = rows.drop_duplicates(_KEY)  # two panels may share a case
+    rows = rows.assign(
         tokens=rows["batch"] * rows["seqlen_q"],
         hidden=rows["num_heads"] * rows["head_dim"],
         paper_layer=pd.MultiIndex.from_frame(rows[["m", "k"]]).isin(layers),

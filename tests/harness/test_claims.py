@@ -83,6 +83,13 @@ def test_part_of_the_sweep_reproduces_partly(tmp_path):
     assert "the run has 2 of the 4 points" in row.reason
 
 
+def test_a_case_of_two_panels_counts_once(tmp_path):
+    made = records()
+    again = [r.model_copy(update={"panel": "energy"}) for r in made if r.sparsity == 0.8 and r.n == 16]
+    assert again
+    assert verdict(made + again, tmp_path) == verdict(made, tmp_path / "once")
+
+
 def test_a_wrong_result_of_ours_costs_the_verdict(tmp_path):
     made = records()
     ours = next(r for r in made if r.contender == "flash_llm_tiled_csl" and r.speedup == 2.0)
