@@ -23,7 +23,7 @@ PARTS = {
 
 def table(run: Run) -> pd.DataFrame:
     """Seconds of each part by its name: `rest` is the hot time without the others, which are timed each by itself."""
-    shape = ["parameters", "sparsity", "seqlen_k", "batch"]
+    shape = ["parameters", "sparsity", "batch", "seqlen_k"]
     rows = run.select("decode_step", shape, ["hot_median_s"], keep=["model", "parts"], speed=True)
     shares = pd.DataFrame([json.loads(parts or "{}") for parts in rows["parts"]], index=rows.index, dtype=float)
     seconds = shares.reindex(columns=[*PARTS]).mul(rows["hot_median_s"], axis=0)
@@ -47,7 +47,8 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             begin += group[part] * 1e3
         labels = [f"{row.label}, batch {row.batch:.0f}" for row in group.itertuples()]
         ax.set_yticks(range(len(group)), labels, fontsize=6 if len(group) <= 10 else 5)
-        ax.set_ylim(max(len(group), 4) - 0.5, -0.5)
+        room = max(4 - len(group), 0) / 2  # few bars are no thicker, and in the middle
+        ax.set_ylim(len(group) - 0.5 + room, -0.5 - room)
         ax.grid(visible=True, axis="x")
         ax.grid(visible=False, axis="y")
     below(figure, [Patch(label=label, color=colour) for label, colour in PARTS.values()])

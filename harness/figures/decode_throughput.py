@@ -11,7 +11,7 @@ from harness.figures.panels import drawn, facets, grouped_bars, legend, page
 from harness.figures.run import Run
 
 TITLE = "Decoding, tokens per GPU-second (higher is better), memory and energy (lower is better)"
-SHAPE = ["parameters", "sparsity", "seqlen_k", "batch"]
+SHAPE = ["parameters", "sparsity", "batch", "seqlen_k"]
 VALUES = ["tokens_per_gpu_s", "speedup", "resident_bytes", "peak_bytes", "energy_j"]
 
 

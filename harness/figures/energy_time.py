@@ -34,7 +34,7 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:
     panels = [(_name(group.iloc[0]), group) for _, group in rows.groupby(["op", "case_id"], sort=False)]
-    figure, cells = page(panels, run, TITLE, height=1.8, ylabel="energy above idle, mJ")
+    figure, cells = page(panels, run, TITLE, height=1.8, ylabel="energy above idle, J")
     series = drawn(rows, "energy_net_j", run)
     fronts = []
     for ax, group in cells:
@@ -42,12 +42,10 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         unit, scale = ("ms", 1e3) if points["cold_median_s"].max() > 1e-3 else ("us", 1e6)
         front = _front(points)
         if len(front) > 1:
-            fronts = ax.plot(
-                front["cold_median_s"] * scale, front["energy_net_j"] * 1e3, label="Pareto front", **_FRONT
-            )
+            fronts = ax.plot(front["cold_median_s"] * scale, front["energy_net_j"], label="Pareto front", **_FRONT)
         for row in points.itertuples():
             look = series[row.contender].point | {"markersize": 5}
-            ax.plot(row.cold_median_s * scale, row.energy_net_j * 1e3, **look)
+            ax.plot(row.cold_median_s * scale, row.energy_net_j, **look)
         ax.set_xlabel(f"time, {unit}")
         ax.margins(0.12)
         log_scale(ax, "x", most=4)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -235,9 +236,9 @@ def below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def _legend_width(handles: Sequence[Any], columns: int) -> float:
-    """About how wide a legend is, inches: columns are filled from the top."""
-    lines = math.ceil(len(handles) / columns)
-    longest = [max(len(h.get_label()) for h in handles[at : at + lines]) for at in range(0, len(handles), lines)]
+    """About how wide a legend is, inches: columns are filled from the top, the first ones with one more."""
+    labels = [len(handle.get_label()) for handle in handles]
+    longest = [max(column) for column in np.array_split(labels, columns)]
     return sum(0.06 * letters + 0.4 for letters in longest)
 
 

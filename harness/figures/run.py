@@ -196,8 +196,10 @@ class Run:
         rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)
         places = {name: place for place, name in enumerate(labels)}
         rows["_place"] = rows["contender"].map(places)
-        rows = rows.sort_values(["experiment", *columns, "case_id", "panel", "_place"], kind="stable")
-        rows = rows.drop_duplicates(["experiment", "case_id", "contender"])  # a case drawn by two panels
+        rows["_lacks"] = rows[list(values)].isna().sum(axis=1)
+        rows = rows.sort_values(["_lacks", "panel"], kind="stable")  # of two panels with this case, the fuller row
+        rows = rows.drop_duplicates(["experiment", "case_id", "contender"])
+        rows = rows.sort_values(["experiment", *columns, "case_id", "_place"], kind="stable")
         return rows[list(dict.fromkeys([*WHO, *columns, *keep, *values]))].reset_index(drop=True)
 
     def explain(self, rows: pd.DataFrame, what: str) -> str:

@@ -600,3 +600,14 @@ def test_break_even_is_where_the_sparse_step_takes_as_long(gpu, gpu_figure):
 def test_break_even_by_hand(speedups, expected):
     found = break_even(pd.Series([0.1, 0.2, 0.4]), pd.Series(speedups, dtype=float))
     assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_of_a_case_of_two_panels_the_row_with_energy_is_drawn(tmp_path):
+    made = synthetic.attention(synthetic.Maker("cuda"), (1024, 4096), 16384, 2048)
+    plain = [r.model_copy(update={"panel": "a_first", "energy_net_j": None, "energy_j": None}) for r in made]
+    cell = made[0].model_copy(update={"panel": "z_last", "energy_net_j": 1.5, "energy_j": 2.0, "status": "ok"})
+    run = synthetic.run_of([*plain, cell], tmp_path)
+    rows = run.select("attention", [], ["energy_net_j", "cold_median_s"], speed=False)
+    own = rows[(rows["case_id"] == cell.case_id) & (rows["contender"] == cell.contender)]
+    assert own["energy_net_j"].tolist() == [1.5]
+    assert rows["energy_net_j"].notna().sum() == 1

@@ -3,11 +3,14 @@
 import math
 import random
 
+import matplotlib
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from harness.figures.panels import facets, log_scale, page, share, words
+from harness.figures.panels import below, facets, log_scale, page, share, words
+from harness.figures.style import RC
 from tests.harness.figures import synthetic
 
 
@@ -23,6 +26,22 @@ def test_the_experiment_is_named_only_where_titles_would_be_the_same():
         "D=64, causal, bf16",
         "two, D=64, causal, fp16",
     ]
+
+
+@pytest.mark.parametrize("width", [3.4, 7.0])
+def test_a_legend_stays_inside_its_figure(width):
+    for _ in range(20):
+        longest = int(width / 0.06) - 10
+        labels = ["x" * random.randint(4, longest) for _ in range(random.randint(1, 7))]
+        figure = Figure(figsize=(width, 3), layout="constrained")
+        with matplotlib.rc_context(RC):
+            below(figure, [Patch(label=label) for label in labels])
+            figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        said = [len(label) for label in labels]
+        assert box.x0 >= 0, said
+        assert box.x1 <= figure.bbox.width, said
 
 
 @pytest.mark.parametrize("most", [4, 5, 8])
