@@ -17,8 +17,9 @@ pytestmark = [
     pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer, of the CUDA toolkit, is not installed"),
 ]
 FOUND = 9
-# Some tens of rows each, with edges on every side: all kernels of attention, SpMM, expansion and block patterns.
-SMALLEST = "causal_is_aligned_bottom_right or empty_rows or test_smallest or test_every_value"
+# Some tens of rows each, with edges on every side: all kernels of attention, SpMM, expansion, block patterns and maps.
+ATTENTION = "causal_is_aligned_bottom_right or empty_rows or keys_past_the_lengths or statistics_are_those"
+SMALLEST = f"{ATTENTION} or test_smallest or test_every_value"
 STRAY = """
 import numpy as np, torch
 from impl.cuda.launch import launch
@@ -41,9 +42,10 @@ def sanitize(tool: str, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("system", ["spark_attention", "flash_llm", "sparse_training"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_kernels_are_clean(tool):
-    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-k", SMALLEST, "tests/impl"]
+def test_the_kernels_are_clean(tool, system):
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-k", SMALLEST, f"tests/impl/{system}"]
     done = sanitize(tool, *tests)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

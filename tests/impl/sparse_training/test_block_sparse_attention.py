@@ -95,6 +95,22 @@ def test_every_kernel_on_a_gpu(backend, block, head_dim, dtype):
             assert_gate(backend, [q, k, v], dout, pattern, block, **options)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("arch", "block"),
+    [(arch, b) for arch in ("sm_70", "sm_80", "sm_90a") for b in (32, 64, 128) if arch[:5] != "sm_90" or b > 32],
+)
+def test_smallest(arch, block, head_dim):
+    """What compute-sanitizer can run of every kernel: two blocks and an edge."""
+    seqlen = 2 * block + 9
+    inputs, lengths = random_inputs(seqlen, heads=1, head_dim=head_dim, batch=2), torch.tensor([seqlen, block + 3])
+    pattern = random_pattern(seqlen, block, heads=1)
+    assert_gate(
+        f"gpu {arch}", [*inputs[:3]], inputs[3], pattern, block, causal=True, softmax=SOFTMAX[0], lengths=lengths
+    )
+
+
 @softmaxes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_other_dtypes(softmax, dtype):
