@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from harness import provenance
 from harness.config import Config, load_config
+from harness.errors import NoRecords
 from harness.records import Record, Sample
 from harness.store import Key, read_lines, records_path
 
@@ -120,11 +121,14 @@ def machine_path(config: Config, panel: str) -> Path:
 def collect_run(config_path: str | Path) -> None:
     """Write records.parquet, samples.parquet and run.json of the config's run.
 
-    Raises ConfigError for a bad config and MachineError for a file of records that something else has written to.
+    Raises ConfigError for a bad config, MachineError for a file of records that something else has written to, and
+    NoRecords where nothing has been measured.
     """
     config = load_config(config_path)
     panels = config.panel_names()
     records, samples = read_panels(config, panels)
+    if not records:
+        raise NoRecords(config.results / "records", config_path)
     tables = {"records": record_table(records), "samples": sample_table(records, samples)}
     for name, table in tables.items():
         write_atomically(config.results / f"{name}.parquet", lambda path, table=table: pq.write_table(table, path))

@@ -20,5 +20,5 @@ class MachineError(VoltabenchError):
 class NoRecords(MachineError):
     """A run has no table of records yet."""
 
-    def __init__(self, table: Path, config_path: str | Path):
-        super().__init__(f"{table}: no records yet; measure and collect first: voltabench run {config_path}")
+    def __init__(self, place: Path, config_path: str | Path):
+        super().__init__(f"{place}: no records yet; measure and collect first: voltabench run {config_path}")

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.collect import KEY_COLUMNS, collect_run, record_table, sample_table, schema, write_atomically
+from harness.errors import NoRecords
 from harness.records import Record, Sample
 from harness.store import Store, pack, records_path
 
@@ -90,6 +91,12 @@ experiments:
 """
     )
     return path
+
+
+def test_a_run_that_measured_nothing_is_said(config: Path) -> None:
+    with pytest.raises(NoRecords, match="results/t/records: no records yet"):
+        collect_run(config)
+    assert not Path("results/t").exists()
 
 
 def test_a_run_is_its_planned_cells_in_the_order_of_the_config(config: Path) -> None:
