@@ -29,6 +29,7 @@ from impl.sparse_training.pattern import (
     spion_pattern,
 )
 from impl.sparse_training.recipes import Data, Recipe
+from impl.sparse_training.step_graph import StepGraphs
 from impl.sparse_training.tasks.dataset import Split
 
 CLIP = 1.0  # of each gradient value
@@ -97,7 +98,9 @@ class Trainer:
         self.patterns = nn.ModuleList(LearnedPattern(recipe.blocks) for _ in self.attentions).to(device)
         self.monitor = _monitor(self.method, recipe).to("cpu" if self.method.monitor_on_cpu else device)
         self.parallel = DistributedDataParallel(self.model) if self.processes > 1 else self.model
+        self.parameters = [*self.model.parameters(), *self.patterns.parameters()]
         self.step_number, self.phase = 0, "dense"
+        self.graphs = StepGraphs(self.parameters, device) if self._can_capture() else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
         self.optimizer = self._new_optimizer(recipe.learning_rate)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -119,13 +122,13 @@ class Trainer:
         for attention in self.attentions:
             attention.watched = watched
         self.model.train()
-        tokens, lengths, labels = self._batch(self.data.train, self._places())
-        with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
-            logits = self.parallel(tokens, lengths)
-        loss = functional.cross_entropy(logits.float(), labels)
-        maps = self._maps() if watched else None
-        self._optimize(loss + self._pattern_loss(maps))
-        log = StepLog(self.step_number, self.phase, *self._mean(loss, logits.argmax(-1) == labels), self._read(maps))
+        places = self._places()
+        if self.graphs:
+            loss, right, maps = self.graphs(self._backward, places, watched)
+        else:
+            loss, right, maps = self._backward(places, watched)
+        self._optimize()
+        log = StepLog(self.step_number, self.phase, *self._mean(loss, right), self._read(maps))
         self.step_number += 1
         if self.method.transition == "sat" and log.reading is not None and log.reading.settled:
             density = self.recipe.density
@@ -213,8 +216,10 @@ class Trainer:
         return parts | {"optimizer": self.optimizer, "schedule": self.schedule, "scaler": self.scaler}
 
     def _new_optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        parameters = [*self.model.parameters(), *self.patterns.parameters()]
-        return torch.optim.AdamW(parameters, learning_rate, BETAS, EPSILON, weight_decay=0.0, fused=True)
+        return torch.optim.AdamW(self.parameters, learning_rate, BETAS, EPSILON, weight_decay=0.0, fused=True)
+
+    def _can_capture(self) -> bool:
+        return self.device.type == "cuda" and self.processes == 1 and all(a.capturable for a in self.attentions)
 
     def _looks(self) -> bool:
         return self.method.map_every_step or (
@@ -239,6 +244,17 @@ class Trainer:
         tokens, lengths, labels = (part[places] for part in self._resident[id(split)])
         return tokens.long(), lengths, labels
 
+    def _backward(self, places: Tensor, watched: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Gradients of the scaled loss. Returns the loss, which samples are right, and the maps of a watched step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens, lengths, labels = self._batch(self.data.train, places)
+        with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+            logits = self.parallel(tokens, lengths)
+        loss = functional.cross_entropy(logits.float(), labels)
+        maps = self._maps() if watched else None
+        self.scaler.scale(loss + self._pattern_loss(maps)).backward()
+        return loss.detach(), logits.argmax(-1) == labels, maps
+
     def _maps(self) -> Tensor:
         """The averaged map of each layer, over all processes."""
         return self._average(torch.stack([attention.map for attention in self.attentions]))
@@ -252,11 +268,9 @@ class Trainer:
         monitors = self.method.transition == "sat" or self.method.monitor_on_cpu
         return self.monitor(maps.to(self.monitor.maps.device)) if monitors and maps is not None else None
 
-    def _optimize(self, loss: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+    def _optimize(self) -> None:
         self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_value_([p for group in self.optimizer.param_groups for p in group["params"]], CLIP)
+        nn.utils.clip_grad_value_(self.parameters, CLIP)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.phase == "dense" or not self.method.transition:
@@ -282,6 +296,8 @@ class Trainer:
     def _set_patterns(self, patterns: list[Tensor]) -> None:
         for attention, pattern in zip(self.attentions, patterns, strict=True):
             attention.set_pattern(pattern)
+        if self.graphs:
+            self.graphs.clear()
         self.phase = "sparse"
 
 

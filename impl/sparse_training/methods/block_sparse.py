@@ -25,6 +25,7 @@ class BlockSparse(Attention):
         """pattern: bool [blocks, blocks]."""
         self.pattern = pattern
         self._blocks = BlockPattern.of(pattern[None], self.block)
+        self.map = self.dense.map = None  # the last: there are none of sparse attention
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         if len(self.pattern):

@@ -14,6 +14,8 @@ from impl.sparse_training.methods.block_sparse import BlockSparse
 class ElementSparse(BlockSparse):
     """BlockSparse with pruned entries as logit 0, through torch's sparse products (cuSPARSE on a GPU)."""
 
+    capturable = False
+
     def __init__(self, dense: Attention, block: int):
         super().__init__(dense, block, "pruned_as_zero")
         self._elements: Elements | None = None

@@ -60,8 +60,8 @@ def device(request):
         yield request.param
 
 
-def trainer(data, name, seed=0, device="cpu"):
-    made = Trainer(TINY, name, data, torch.device(device), seed)
+def trainer(data, name, seed=0, device="cpu", monitor_every=1):
+    made = Trainer(TINY, name, data, torch.device(device), seed, monitor_every)
     if METHODS[name].transition == "sat":  # settles within some steps at this size
         made.monitor.min_skewness, made.monitor.max_change = -10.0, 0.3
     if name == "spion":
@@ -157,6 +157,45 @@ def test_it_learns(data, name, device):
     made = trainer(data, name, device=device)
     values = losses(made, 40)
     assert np.mean(values[-5:]) < np.mean(values[:5]) - 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "monitor_every"), [*((name, 1) for name in METHODS), ("sat", 2)])
+def test_a_replayed_step_is_the_eager_one(data, name, monitor_every):
+    """Bit for bit, dropout too, across the transition; whichever steps are watched."""
+    found = []
+    with deterministic(torch.device("cuda")):
+        for replays in (True, False):
+            made = trainer(data, name, device="cuda", monitor_every=monitor_every)
+            made.monitor.max_change = 10.0  # settles at the third look
+            assert (made.graphs is None) == (name == "sat_csr")
+            if not replays:
+                made.graphs = None
+            values, phases = [], []
+            for _ in range(8):
+                phases.append(made.phase)
+                values += losses(made, 1)
+            weights = [parameter.detach().clone() for parameter in made.parameters]
+            found.append((values, phases, weights, torch.cuda.get_rng_state()))
+    (values, phases, weights, generator), (eager_values, eager_phases, eager_weights, eager_generator) = found
+    assert values == eager_values
+    assert len(set(values)) == 8
+    assert phases == eager_phases
+    assert (len(set(phases)) == 2) == bool(METHODS[name].transition)
+    assert all(map(torch.equal, weights, eager_weights))
+    assert torch.equal(generator, eager_generator)
+
+
+@pytest.mark.gpu
+def test_the_dense_phase_leaves_no_memory_behind(data):
+    """Of graphs, maps and gradients."""
+    made = trainer(data, "sat", device="cuda")
+    while made.phase == "dense":
+        made.step()
+    allocated = torch.cuda.memory_allocated()
+    made.graphs.clear()
+    assert torch.cuda.memory_allocated() == allocated
+    assert all(attention.map is None and attention.dense.map is None for attention in made.attentions)
 
 
 @pytest.mark.gpu
