@@ -78,7 +78,8 @@ class Trainer:
     """One model, one method. `seed` decides weights, order and dropout: equal trainers are equal, if `deterministic`.
 
     monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its
-    share of the global batch, `recipe.batch`, in either phase.
+    share of the global batch, `recipe.batch`, in either phase. A process alone on a GPU replays graphs of forward and
+    backward, which keep torch's modes (deterministic, say) of the phase's first steps, if the method can be captured.
     """
 
     def __init__(
