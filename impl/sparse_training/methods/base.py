@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Attention(nn.Module):
     """What the layers of a method share. `map` is the averaged map of the last call that was `watched`."""
 
-    capturable = True  # by a CUDA graph, with its backward: nothing in a call waits for the GPU
+    capturable = True  # by a CUDA graph, with its backward: no call waits for the GPU, and equal ones are equal
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from impl.sparse_training.methods.block_sparse import BlockSparse
 class ElementSparse(BlockSparse):
     """BlockSparse with pruned entries as logit 0, through torch's sparse products (cuSPARSE on a GPU)."""
 
-    capturable = False
+    capturable = False  # eager steps differ in their last bits on a GPU: none could be told from a wrong replay
 
     def __init__(self, dense: Attention, block: int):
         super().__init__(dense, block, "pruned_as_zero")
