@@ -61,10 +61,11 @@ def forward(
     q, k, v = map(_loadable, (q, k, v))
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
     if q.numel():
-        inputs, their_strides = _inputs(arch, q, k, v)
+        inputs, further = _inputs(arch, q, k, v)
         options = [np.int32(softmax == PRUNED_AS_ZERO), *_sizes(q, k, rows, block, causal, head_dim)]
-        arguments = [*inputs, out, lse, rows, _pointer(lengths), *their_strides, *options]
-        launch(_kernel(arch, "forward", q, block), _grid(arch, q, block), arguments)
+        arguments = [*inputs, out, lse, rows, _pointer(lengths), *further, *options]
+        kernel = _kernel(arch, "forward", q, block)
+        launch(kernel, _grid(arch, kernel, q, block), arguments)
     return out[..., :head_dim].contiguous(), lse
 
 
@@ -90,14 +91,13 @@ def backward(
     dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
     statistics = lse.new_empty(*q.shape[:2], -(-q.shape[2] // block) * block, 2)
     if q.numel():
-        inputs, their_strides = _inputs(arch, q, k, v, dout)
-        lengths, sizes = _pointer(lengths), _sizes(q, k, rows, block, causal, head_dim)
-        # The first kernel also reads dout itself.
-        itself, its_strides = ([dout], strides(dout)) if arch == "sm_90a" else ([], their_strides)
-        arguments = [*inputs, *itself, out.contiguous(), lse, statistics, dq, rows, lengths, *its_strides, *sizes]
-        launch(_kernel(arch, "backward_dq", q, block), _grid(arch, q, block), arguments)
-        arguments = [*inputs, statistics, dk, dv, columns, lengths, *their_strides, *sizes]
-        launch(_kernel(arch, "backward_dkdv", q, block), _grid(arch, k, block), arguments)
+        inputs, further = _inputs(arch, q, k, v, dout)
+        saved_out = TensorMap(out, sm90.TILE_ROWS) if arch == "sm_90a" else out.contiguous()
+        further = [_pointer(lengths), *further, *_sizes(q, k, rows, block, causal, head_dim)]
+        kernel = _kernel(arch, "backward_dq", q, block)
+        launch(kernel, _grid(arch, kernel, q, block), [*inputs, saved_out, lse, statistics, dq, rows, *further])
+        kernel = _kernel(arch, "backward_dkdv", q, block)
+        launch(kernel, _grid(arch, kernel, k, block), [*inputs, statistics, dk, dv, columns, *further])
     dq, dk, dv = (gradient[..., :head_dim].contiguous() for gradient in (dq, dk, dv))
     return dq, dk, dv
 
@@ -109,10 +109,12 @@ def _loadable(tensor: Tensor) -> Tensor:
     return tensor if loadable(tensor) else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _inputs(arch: str, *tensors: Tensor) -> tuple[list[Tensor | TensorMap], list[np.int64]]:
-    """What a kernel takes for these: maps for the copy engine, or pointers and strides."""
+def _inputs(arch: str, *tensors: Tensor) -> tuple[list[Tensor | TensorMap], list[Tensor | np.int64]]:
+    """What a kernel takes for these, and what follows the lengths: pointers, and strides; or maps for the copy engine,
+    and a counter of the works that have been taken, which each kernel leaves at zero."""
     if arch == "sm_90a":
-        return [TensorMap(tensor, sm90.TILE_ROWS) for tensor in tensors], []
+        tickets = torch.zeros(1, dtype=torch.int32, device=tensors[0].device)
+        return [TensorMap(tensor, sm90.TILE_ROWS) for tensor in tensors], [tickets]
     return list(tensors), strides(*tensors)
 
 
@@ -122,9 +124,10 @@ def _kernel(arch: str, what: str, q: Tensor, block: int) -> Kernel:
     return source.kernel(what, block, padded_dim, q.dtype == torch.bfloat16)
 
 
-def _grid(arch: str, tensor: Tensor, block: int) -> tuple[int, int, int]:
+def _grid(arch: str, kernel: Kernel, tensor: Tensor, block: int) -> tuple[int, int, int]:
     batch, heads, seqlen, _ = tensor.shape
-    return batch * heads * -(-seqlen // block) * _SOURCES[arch].parts(block), 1, 1
+    works = batch * heads * -(-seqlen // block) * _SOURCES[arch].parts(block)
+    return sm90.resident_blocks(kernel, works, tensor.device) if arch == "sm_90a" else works, 1, 1
 
 
 def _sizes(q: Tensor, k: Tensor, rows: Tensor, block: int, causal: bool, head_dim: int) -> list[np.generic]:

@@ -4,8 +4,8 @@
 //   starts   [blocks + 1]       where each list starts among the entries
 //   entries  [blocks * blocks]  ascending within a list; what lies past the last list means nothing
 //
-// A grid has one block for each list of each head of each sequence. It takes `heads_together` heads at a time, so that
-// their tensors fit in L2, and their longest lists first: the grid ends with short ones.
+// There is work for each list of each head of each sequence. It is taken for `heads_together` heads at a time, so that
+// their tensors fit in L2, and their longest lists first: the work ends with short ones.
 #pragma once
 #include "arguments.cuh"
 
@@ -51,21 +51,21 @@ struct Work {
     int block, part, head, batch, batch_head;
 };
 
-// `heads` counts those that lists are taken for, each of which stands for `group` query heads. PARTS blocks of threads
-// share a list.
+// The work of this number; a block's, where a grid has one block for each. `heads` counts those that lists are taken
+// for, each of which stands for `group` query heads. PARTS works share a list.
 template <int PARTS = 1>
 __device__ __forceinline__ Work take_work(const int* lists, int blocks, int patterns, int heads, int group, int batch,
-                                          int heads_together) {
+                                          int heads_together, unsigned index = blockIdx.x) {
     const int turns = blocks * PARTS;
-    const int first = blockIdx.x / (heads_together * turns) * heads_together;
+    const int first = index / (heads_together * turns) * heads_together;
     const int together = min(heads_together, batch * heads - first);
-    const int rest = blockIdx.x - first * turns, turn = rest / together;
+    const int rest = index - first * turns, turn = rest / together;
     const int batch_head = first + rest % together, head = batch_head % heads;
     const int block = lists_of(lists, blocks, patterns, head * group)[turn / PARTS];
     return {block, turn % PARTS, head, batch_head / heads, batch_head};
 }
 
-// The walk of a block of threads over the key blocks of its query block, TILE keys a step.
+// A walk over the key blocks of a query block, TILE keys a step.
 template <int TILE>
 struct KeyWalk {
     Work work;
@@ -79,11 +79,12 @@ struct KeyWalk {
     }
 };
 
-// ROWS queries belong to a block of threads.
+// ROWS queries belong to a work, which is that of number `index`.
 template <int TILE, int ROWS = BLOCK>
-__device__ __forceinline__ KeyWalk<TILE> walk_keys(const int* rows, const int* lengths, SIZES) {
+__device__ __forceinline__ KeyWalk<TILE> walk_keys(const int* rows, const int* lengths, SIZES,
+                                                   unsigned index = blockIdx.x) {
     KeyWalk<TILE> walk;
-    walk.work = take_work<BLOCK / ROWS>(rows, blocks, patterns, num_heads, 1, batch, heads_together);
+    walk.work = take_work<BLOCK / ROWS>(rows, blocks, patterns, num_heads, 1, batch, heads_together, index);
     walk.first_row = walk.work.block * BLOCK + walk.work.part * ROWS;
     walk.keys = key_count(lengths, walk.work.batch, seqlen);
     walk.causal_offset = causal ? 0 : walk.keys;

@@ -1,16 +1,46 @@
-// What the Hopper kernels share. A block of threads, one warpgroup, has 64 rows of a block of the pattern in shared
-// memory and walks over the other side's kept blocks in tiles of BLOCK_N = 64 rows, which the copy engine brings two
-// or three ahead. 2 to 4 blocks of threads share an SM. They take turns at the Tensor Cores less than one hopes, so
-// each starts the next tile's first products before the present one's last, which run beside the elementwise work.
+// What the Hopper kernels share. A block of threads stays on its SM. Each of its CONSUMERS warpgroups has 64 rows of a
+// block of the pattern and walks over the other side's kept blocks in tiles of BLOCK_N = 64 rows. For it one thread of
+// a warp of its own, in the last warpgroup, takes the rows by ticket, looks up their lists and asks the copy engine for
+// their tiles, as far ahead as a ring has room, through to the next rows. The warpgroup itself must not load: its four
+// warps start each product together, so that a thread that looks things up holds all of them up.
 #pragma once
 #include "attention/softmax_sm90a.cuh"
 #include "attention/tiles_sm90a.cuh"
+#include "barrier.cuh"
 #include "mbarrier.cuh"
 #include "tma.cuh"
 
-constexpr int kThreads = kGroup;
+constexpr int kThreads = (CONSUMERS + 1) * kGroup;
 constexpr int kTileRows = BLOCK_N;
 constexpr int kPanelBytes = kTileRows * kRowBytes, kTileBytes = kPanels * kPanelBytes;
+// A consumer's shared memory: tiles, which lie at multiples of 1024, and what else it needs.
+constexpr int kConsumerBytes = CONSUMER_BYTES;
+constexpr float kLog2e = 1.4426950408889634f;
+
+// A place in a ring of tiles, and the parity of the phase in which its present tile is full.
+template <int PLACES>
+struct Place {
+    unsigned stage = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        const bool wraps = stage == PLACES - 1;
+        stage = wraps ? 0 : stage + 1;
+        parity ^= wraps;
+    }
+};
+
+// By the thread that loads: `load_work` gets the number of each work that this thread takes, of `works` in all.
+template <class LoadWork>
+__device__ __forceinline__ void take_works(int consumer, int works, int* tickets, const LoadWork& load_work) {
+    int index = consumer * gridDim.x + blockIdx.x;
+    while (index < works) {
+        load_work(index);
+        const int ticket = atomicAdd(tickets, 1);
+        index = gridDim.x * CONSUMERS + ticket;
+        // Each takes one that is too high; so this is the last of all, and the counter is ready again.
+        if (ticket == works - 1) *tickets = 0;
+    }
+}
 
 // One thread asks for the tile that starts at `row`.
 __device__ __forceinline__ void load_rows(unsigned char* tile, const TensorMap* map, unsigned long long* full, int row,
@@ -20,10 +50,21 @@ __device__ __forceinline__ void load_rows(unsigned char* tile, const TensorMap* 
         tma_load(tile + panel * kPanelBytes, map, full, panel * 64, row, head, batch);
 }
 
-// Zeros from row `first` of a tile on: what hidden keys hold, be it NaN, does not matter. All threads of
-// the block come here.
+// A warp is done with what `empty` counts for; all of its threads have come here.
+__device__ __forceinline__ void release(unsigned long long* empty, int lane) {
+    if (lane == 0) mbarrier_arrive(empty);
+}
+
+// The threads of a consumer wait for each other.
+__device__ __forceinline__ void wait_for_group() {
+    named_barrier_sync(1 + threadIdx.x / kGroup, kGroup);
+}
+
+// Zeros from row `first` of a tile on: what hidden keys hold, be it NaN, does not matter. All threads of the warpgroup
+// come here, and have to wait for each other.
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int first) {
-    for (int i = first * 8 + threadIdx.x; i < kTileRows * 8; i += kThreads)
+#pragma unroll 1
+    for (int i = first * 8 + threadIdx.x % kGroup; i < kTileRows * 8; i += kGroup)
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
             *reinterpret_cast<uint4*>(tile + panel * kPanelBytes + i * 16) = make_uint4(0, 0, 0, 0);
