@@ -53,8 +53,13 @@ def parts(block: int) -> int:
 
 def resident_blocks(kernel: Kernel, works: int, device: torch.device) -> int:
     """Blocks of `kernel` for so many works: no more than run at once, one on each multiprocessor."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return min(-(-works // (kernel.threads // _WARPGROUP - 1)), multiprocessors)
+    consumers = kernel.threads // _WARPGROUP - 1
+    return min(-(-works // consumers), _multiprocessors(device))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @functools.cache
