@@ -27,6 +27,7 @@ from impl.sparse_training.recipes import RECIPES, refusal, source_of
 Architecture = Literal["sm_70", "sm_80", "sm_90a"]
 ARCHITECTURES = get_args(Architecture)
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=64)]
+RESERVED = {"paper": "the published numbers", "training": "the runs of `voltabench train`"}
 LARGEST_BYTES = 2**50  # a case that needs more is a slip of the pen, and its numbers would not fit the records
 
 
@@ -132,9 +133,9 @@ class Config(StrictModel):
 
     @field_validator("run")
     @classmethod
-    def _keep_published_numbers(cls, run: str) -> str:
-        if run == "paper":
-            raise ValueError("results/paper holds the published numbers; choose another name")
+    def _keep_what_is_there(cls, run: str) -> str:
+        if run in RESERVED:
+            raise ValueError(f"results/{run} holds {RESERVED[run]}; choose another name")
         return run
 
     @property

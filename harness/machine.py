@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -100,12 +101,18 @@ def is_model(wanted: str | None, name: str) -> bool:
 
 
 def check_machine(config: Config) -> Target:
-    """The target of a run, or a MachineError when this machine is not the one the config was written for."""
+    """The target of a run, or a MachineError when this machine is not the one the config was written for, or the run
+    has records of another GPU."""
     target = find_target(config.device)
     if config.device == "cuda" and not is_model(config.gpu, target.name):
         raise MachineError(
             f"gpu: the config is for {config.gpu!r}, this is {target.name!r}; set gpu: null and another run name"
         )
+    machines = [json.loads(path.read_text()) for path in (config.results / "records").glob("*.machine.json")]
+    others = {m["device_name"] for m in machines if target.is_cuda or m["gpu_id"]} - {target.name}  # CPUs may change
+    if others:
+        named = ", ".join(sorted(others))
+        raise MachineError(f"run: {config.results} has records of {named}, this is {target.name}; choose another name")
     return target
 
 

@@ -72,6 +72,8 @@ def train(run: TrainingRun, results: Path) -> Path:
     for name in ("min_skewness", "max_change"):
         if not math.isfinite(value := getattr(run, name) or 0.0):
             raise ConfigError(f"{name}: {value} is no number to wait for; name a finite one")
+    if run.max_change is not None and run.max_change <= 0:
+        raise ConfigError(f"max_change: no distance is below {run.max_change:g}; name a positive one")
     device = _join_processes(run.device)
     changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
     recipe = dataclasses.replace(RECIPES[run.task], **changes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from impl.spark_attention import reference
 from impl.spark_attention.extras import Extras
@@ -15,6 +16,7 @@ from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
 DTYPES = (torch.float16, torch.bfloat16)
 KERNEL_ARCHS = ("sm_70", "sm_80", "sm_90a")
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def spark_attention(
@@ -50,21 +52,48 @@ def spark_attention(
     architecture it was written for, to check one on a newer GPU. The backward accumulates in fp32 and is
     the same bit for bit from run to run.
 
-    Raises TypeError or ValueError that says what is wrong.
+    Raises TypeError or ValueError that says what is wrong, NotImplementedError under forward-mode differentiation.
     """
+    check_tensors("batch, heads, seqlen, head_dim", q=q, k=k, v=v)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
     q, k, v = _autocast(q, k, v)
     _check(q, k, v, accumulate, kernel_arch)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    if not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"softmax_scale must be positive and finite, not {softmax_scale}")
-    mask, seed = _mask(mask, q, k), _seed(seed, dropout_p, q.device)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)
+    if not _FLOAT32.tiny <= scale <= _FLOAT32.max:  # which kernels take it as
+        raise ValueError(f"softmax_scale must be positive and finite in float32, not {softmax_scale}")
+    mask, seed = _mask(mask, q, k), _seed(seed, _number("dropout_p", dropout_p), q.device)
     out, lse = _forward(q, k, v, mask, seed, causal, scale, float(dropout_p), accumulate, kernel_arch)
     return (out, lse) if return_lse else out
 
 
+def check_tensors(layout: str, **tensors: Tensor) -> None:
+    """Raises TypeError for what is no dense tensor, ValueError for one that does not have the `layout`'s four axes,
+    NotImplementedError for one with a tangent, which the op would lose."""
+    for name, tensor in tensors.items():
+        _check_dense(name, tensor)
+        if tensor.ndim != 4:
+            raise ValueError(f"{name} must be [{layout}], not {list(tensor.shape)}")
+        if not torch.compiler.is_compiling() and unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"spark_attention has no forward-mode derivative; {name} has a tangent")
+
+
+def _check_dense(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}")
+
+
+def _number(name: str, value: float) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    return float(value)
+
+
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
@@ -73,6 +102,7 @@ def _mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """[1 or batch, 1 or heads, 1 or seqlen_q, seqlen_k], of a type and stride that kernels take."""
     if mask is None:
         return None
+    _check_dense("mask", mask)
     whole = (*q.shape[:3], k.shape[2])
     shape = (1,) * (4 - mask.ndim) + mask.shape
     if mask.ndim > 4 or any(size not in (1, full) for size, full in zip(shape, whole, strict=True)):
@@ -108,8 +138,6 @@ def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | None) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.ndim != 4:
-            raise ValueError(f"{name} must be [batch, heads, seqlen, head_dim], not {list(tensor.shape)}")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} must be float16 or bfloat16, not {tensor.dtype}")
         if tensor.dtype != q.dtype or tensor.device != q.device:
@@ -145,7 +173,9 @@ def _forward(
     accumulate: str,
     kernel_arch: str | None,
 ) -> tuple[Tensor, Tensor]:
-    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": _extras(q, k, mask, seed, dropout_p)}
+    extras = _extras(q, k, mask, seed, dropout_p)
+    forward.check_supported(q.dtype, accumulate, kernel_arch or ("sm_70" if accumulate == "fp16" else "sm_80"), extras)
+    options = {"causal": causal, "softmax_scale": softmax_scale, "extras": extras}
     with torch.autocast("cpu", enabled=False):  # else its products of float32 would be cast too
         out, lse = reference.attention_forward(q, k, v, accumulate=accumulate, **options)
     return out.contiguous(), lse

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from impl.spark_attention.api import spark_attention
+from impl.spark_attention.api import check_tensors, spark_attention
 
 
 def spark_attn_func(
@@ -28,12 +28,13 @@ def spark_attn_func(
     NotImplementedError for a window, a soft cap, ALiBi slopes or the probabilities, else as `spark_attention` does.
     """
     unsupported = {
-        "window_size": tuple(window_size) != (-1, -1),
+        "window_size": window_size not in ((-1, -1), [-1, -1]),
         "softcap": softcap != 0,
         "alibi_slopes": alibi_slopes is not None,
         "return_attn_probs": return_attn_probs,
     }
     _refuse(unsupported)
+    check_tensors("batch, seqlen, heads, head_dim", q=q, k=k, v=v)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = spark_attention(q, k, v, causal=causal, softmax_scale=softmax_scale, dropout_p=dropout_p)
     return out.transpose(1, 2)
@@ -57,7 +58,10 @@ def scaled_dot_product_attention(
     """
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal exclude each other, as in torch")
-    if query.ndim == key.ndim == 4 and query.shape[1] != key.shape[1] and not enable_gqa:
+    check_tensors("batch, heads, seqlen, head_dim", query=query, key=key, value=value)
+    if key.shape != value.shape:
+        raise ValueError(f"key and value must agree in shape; got {list(key.shape)}, {list(value.shape)}")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"{query.shape[1]} query heads on {key.shape[1]} key-value heads need enable_gqa=True")
     seqlen_q, seqlen_k = query.shape[-2], key.shape[-2]
     if is_causal and seqlen_q < seqlen_k:  # keys past the last query are never seen; with the others it is bottom-right

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -40,6 +42,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             return super().forward(query, key, value, average_attn_weights=average_attn_weights, **masks)
         if is_causal and attn_mask is None:
             raise ValueError("is_causal is a hint about attn_mask, and needs one")
+        self._check(query, key, value, key_padding_mask, attn_mask)
 
         batch_axis = 0 if self.batch_first else 1
         batched = query.ndim == 3
@@ -57,6 +60,22 @@ class MultiheadAttention(nn.MultiheadAttention):
         out = out.transpose(1, 2).flatten(2)
         out = out if self.batch_first else out.transpose(0, 1)
         return self.out_proj(out if batched else out.squeeze(batch_axis)), None
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None) -> None:
+        """Raises ValueError for shapes that torch refuses."""
+        widths = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
+        for name, (x, width) in widths.items():
+            if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != width:
+                alike = "" if name == "query" else f" with the {query.ndim} axes of query"
+                raise ValueError(f"{name} must be of 2 or 3 axes, the last {width}{alike}, not {list(x.shape)}")
+        batch_axis, length_axis = (0, 1) if self.batch_first else (1, 0)
+        batch = [query.shape[batch_axis]] if query.ndim == 3 else []
+        seqlen_q, seqlen_k = (x.shape[length_axis if batch else 0] for x in (query, key))
+        if padding is not None and list(padding.shape) != [*batch, seqlen_k]:
+            raise ValueError(f"key_padding_mask must be {[*batch, seqlen_k]}, not {list(padding.shape)}")
+        shapes = [[seqlen_q, seqlen_k], [math.prod(batch) * self.num_heads, seqlen_q, seqlen_k]]
+        if mask is not None and list(mask.shape) not in shapes:
+            raise ValueError(f"attn_mask must be {shapes[0]} or {shapes[1]}, not {list(mask.shape)}")
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self._qkv_same_embed_dim and query is key is value:

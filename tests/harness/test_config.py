@@ -49,6 +49,7 @@ MISTAKES = [
     ("device", "tpu", ["device:", "'cpu' or 'cuda'", "'tpu'"]),
     ("run", "../x", ["run:"]),
     ("run", "paper", ["run:", "published numbers"]),
+    ("run", "training", ["run:", "runs of `voltabench train`"]),
     ("run", "a" * 300, ["run:", "64 characters"]),
     ("gpu", "", ["gpu:", "at least 1 character"]),
     ("gpu", "H200", ["gpu: 'H200' with device: cpu"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pytest
 import yaml
 
 from harness import machine
+from harness.collect import machine_path
 from harness.config import parse_config
 from harness.contender import Target
 from harness.errors import MachineError
@@ -20,8 +22,9 @@ def gpu(name: str, number: int = 0, capability: tuple[int, int] = (9, 0)) -> Gpu
 
 
 @pytest.fixture
-def on(monkeypatch):
-    """on("NVIDIA H200"): this machine has these GPUs."""
+def on(monkeypatch, tmp_path):
+    """on("NVIDIA H200"): this machine has these GPUs, and an empty folder of results."""
+    monkeypatch.chdir(tmp_path)
 
     def set_gpus(*names: str) -> None:
         monkeypatch.setattr(machine, "gpus", lambda: [gpu(name, i) for i, name in enumerate(names)])
@@ -154,6 +157,34 @@ def test_a_config_for_another_gpu_is_one_line(on):
 def test_a_config_for_any_gpu_runs_on_each(on):
     on("Tesla V100-SXM2-32GB")
     assert machine.check_machine(config(gpu=None)).name == "Tesla V100-SXM2-32GB"
+
+
+def measured_by(device_name, gpu_id):
+    path = machine_path(config(), "attention/forward_d64")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"device_name": device_name, "gpu_id": gpu_id}))
+
+
+@pytest.mark.parametrize("changes", [{"device": "cpu", "gpu": None}, {"gpu": None}], ids=["a CPU", "another GPU"])
+def test_a_run_keeps_to_the_gpu_of_its_records(on, changes):
+    on("NVIDIA H100")
+    measured_by("NVIDIA H200", "0a1b")
+    with pytest.raises(MachineError, match=r"run: results/h200 has records of NVIDIA H200, this is .*; choose another"):
+        machine.check_machine(config(**changes))
+
+
+def test_records_of_the_same_gpu_are_added_to(on):
+    on("NVIDIA H200")
+    measured_by("NVIDIA H200", "another card's")
+    assert machine.check_machine(config()).name == "NVIDIA H200"
+
+
+def test_a_smoke_run_may_change_its_cpu_but_not_go_to_a_gpu(on):
+    on("NVIDIA H200")
+    measured_by("a CPU of another node", None)
+    assert machine.check_machine(config(device="cpu", gpu=None)).device == "cpu"
+    with pytest.raises(MachineError, match="has records of a CPU of another node, this is NVIDIA H200"):
+        machine.check_machine(config())
 
 
 def test_a_cpu_config_runs_beside_a_gpu(on):

@@ -63,6 +63,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
         (["--method", "sat", "--batch", "5000"], "a batch of 5000 is more than the 144 training samples"),
         (["--method", "sat", "--task", "listops", "--data", "nowhere"], "nowhere/basic_train.tsv"),
         (["--method", "sat", "--device", "cuda"], "voltabench: --device cuda: torch finds no GPU here"),
+        (["--method", "sat", "--max-change", "0"], "voltabench: max_change: no distance is below 0"),
+        (["--method", "sat", "--max-change", "-1"], "voltabench: max_change: no distance is below -1"),
         (["--method", "sat", "--min-skewness", "nan"], "voltabench: min_skewness: nan is no number to wait for"),
     ],
 )

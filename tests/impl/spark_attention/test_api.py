@@ -38,11 +38,46 @@ def tensors(q=(1, 2, 8, 16), k=(1, 2, 8, 16), v=None, dtype=torch.float16, devic
         (tensors(), {"dropout_p": 0.1, "seed": 2**63}, TypeError, "seed must be an integer of 64 bits"),
         (tensors(), {"accumulate": "fp64"}, ValueError, "accumulate must be 'fp32' or 'fp16'"),
         (tensors(dtype=torch.bfloat16), {"accumulate": "fp16"}, TypeError, "needs float16 inputs"),
+        ([tensors()[0].numpy(), *tensors()[1:]], {}, TypeError, "q must be a tensor, not ndarray"),
+        ([*tensors()[:2], None], {}, TypeError, "v must be a tensor, not NoneType"),
+        ([tensors()[0].to_sparse(), *tensors()[1:]], {}, TypeError, "q must be a dense tensor, not torch.sparse_coo"),
+        (tensors(), {"mask": [[True]]}, TypeError, "mask must be a tensor, not list"),
+        (tensors(), {"mask": torch.ones(8, 8).to_sparse()}, TypeError, "mask must be a dense tensor"),
+        (tensors(), {"causal": torch.ones(8, 8, dtype=torch.bool)}, TypeError, "causal must be True or False"),
+        (tensors(), {"causal": "yes"}, TypeError, "causal must be True or False, not str"),
+        (tensors(), {"softmax_scale": "0.1"}, TypeError, "softmax_scale must be a number, not str"),
+        (tensors(), {"softmax_scale": torch.ones(2)}, TypeError, "softmax_scale must be a number, not Tensor"),
+        (tensors(), {"softmax_scale": 1e39}, ValueError, "softmax_scale must be positive and finite in float32"),
+        (tensors(), {"softmax_scale": 1e-60}, ValueError, "softmax_scale must be positive and finite in float32"),
+        (tensors(), {"dropout_p": "0.1"}, TypeError, "dropout_p must be a number, not str"),
     ],
 )
 def test_bad_input_is_named(given, options, error, message):
     with pytest.raises(error, match=message):
         spark_attention(*given, **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "message"),
+    [
+        (torch.bfloat16, {"kernel_arch": "sm_70"}, "bfloat16 needs compute capability"),
+        (torch.float16, {"kernel_arch": "sm_80", "accumulate": "fp16"}, "variant of the Volta kernel"),
+        (torch.float16, {"dropout_p": 0.1, "accumulate": "fp16"}, "neither mask nor dropout"),
+    ],
+)
+def test_a_cpu_refuses_what_the_kernels_do(dtype, options, message):
+    with pytest.raises(ValueError, match=message):
+        spark_attention(*tensors(dtype=dtype), **options)
+
+
+def test_a_tangent_is_refused_and_not_lost():
+    q, k, v = tensors()
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative; k has a tangent"):
+        torch.func.jvp(lambda k: spark_attention(q, k, v), (k,), (k,))
+
+
+def test_shapes_are_known_without_values():
+    assert spark_attention(*(t.to("meta") for t in tensors())).shape == (1, 2, 8, 16)
 
 
 def test_volta_has_no_bfloat16():

@@ -62,6 +62,15 @@ def test_torchs_arguments_that_are_refused():
         scaled_dot_product_attention(*given, torch.ones(20, 20, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match="need enable_gqa=True"):
         scaled_dot_product_attention(*tensors(heads_kv=2))
+    with pytest.raises(ValueError, match=r"query must be \[batch, heads, seqlen, head_dim\]"):
+        scaled_dot_product_attention(given[0][0, 0, 0], *given[1:])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_value_for_other_keys_is_refused(causal):
+    (query, key, _), value = tensors(9, 20), tensors(9, 12)[2]
+    with pytest.raises(ValueError, match="key and value must agree in shape"):
+        scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
 @on_each_device
@@ -84,7 +93,14 @@ def test_flash_attentions_dropout_is_that_of_torchs_seed():
 
 
 @pytest.mark.parametrize(
-    "option", [{"window_size": (4, 0)}, {"softcap": 30.0}, {"alibi_slopes": torch.ones(4)}, {"return_attn_probs": True}]
+    "option",
+    [
+        {"window_size": (4, 0)},
+        {"window_size": None},
+        {"softcap": 30.0},
+        {"alibi_slopes": torch.ones(4)},
+        {"return_attn_probs": True},
+    ],
 )
 def test_flash_attentions_arguments_that_are_refused(option):
     with pytest.raises(NotImplementedError, match=f"does not support {next(iter(option))}"):

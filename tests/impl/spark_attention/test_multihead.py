@@ -100,6 +100,28 @@ def test_captured_by_a_cuda_graph():
     assert_captured(*self_attention("cuda"))
 
 
+@pytest.mark.parametrize(
+    ("shapes", "masks", "message"),
+    [
+        ([(9, 3, 60), (9, 3, 64), (9, 3, 64)], {}, "query must be of 2 or 3 axes, the last 64"),
+        ([(9, 3, 64), (9, 64), (9, 64)], {}, "key must be of 2 or 3 axes, the last 64 with the 3 axes of query"),
+        ([(1, 9, 3, 64)] * 3, {}, "query must be of 2 or 3 axes"),
+        ([(9, 3, 64)] * 3, {"key_padding_mask": (9,)}, r"key_padding_mask must be \[3, 9\], not \[9\]"),
+        ([(9, 64)] * 3, {"key_padding_mask": (3, 9)}, r"key_padding_mask must be \[9\], not \[3, 9\]"),
+        ([(9, 3, 64)] * 3, {"attn_mask": (3, 9, 9)}, r"attn_mask must be \[9, 9\] or \[12, 9, 9\], not \[3, 9, 9\]"),
+        ([(9, 3, 64)] * 3, {"attn_mask": (1, 9)}, "attn_mask must be"),
+    ],
+)
+def test_shapes_that_torch_refuses_are_refused(shapes, masks, message):
+    given = [inputs(*shape) for shape in shapes]
+    masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in masks.items()}
+    ours, theirs = pair()
+    with pytest.raises(ValueError, match=message):
+        ours(*given, need_weights=False, **masks)
+    with pytest.raises((AssertionError, RuntimeError)):
+        theirs(*(x.float() for x in given), need_weights=False, **masks)
+
+
 @pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_what_is_refused(option):
     with pytest.raises(NotImplementedError, match="supports neither"):
