@@ -187,9 +187,12 @@ def test_a_signal_stops_it_with_the_records_safe(bed: Bed) -> None:
 def test_the_second_run_on_a_device_waits_and_says_so(bed: Bed) -> None:
     first = bed.start(bed.configure(["slow"], run="first", ns=[1, 2, 3]))
     wait_for(lambda: children(first.pid))
-    second = bed.start(bed.configure(["good"], run="second"))
-    assert "another run is measuring on cpu; waiting" in second.stdout.readline()
-    assert first.poll() is None
+    first.send_signal(signal.SIGSTOP)  # so that it has not ended, however long the second takes to begin
+    try:
+        second = bed.start(bed.configure(["good"], run="second"))
+        assert "another run is measuring on cpu; waiting" in second.stdout.readline()
+    finally:
+        first.send_signal(signal.SIGCONT)
     assert not bed.lines("second").exists()
     assert first.wait(60) == 0
     assert second.wait(60) == 0
