@@ -15,22 +15,23 @@ __device__ __forceinline__ SharedAddress shared_address(const unsigned char* sha
 #endif
 }
 
-// When `bits` has `bit`: the word at `next`, which then moves on by 128 bytes; else undefined. `one` is a 1 that the
+// When `bits` has `bit`: the word at `next`, which then moves on by STEP bytes; else undefined. `one` is a 1 that the
 // compiler does not know: a multiply-add, unlike an addition, leaves the integer pipe free.
+template <int STEP>
 __device__ __forceinline__ unsigned load_next_if(unsigned bits, unsigned bit, SharedAddress& next, unsigned one) {
     unsigned word;
 #ifdef VOLTABENCH_EMULATED
     word = 0xffffffffu;
     if (bits & bit) {
         word = *reinterpret_cast<const unsigned*>(next);
-        next += 128 * one;
+        next += STEP * one;
     }
 #else
     asm volatile(
         "{\n.reg .pred set;\n.reg .b32 both;\nand.b32 both, %2, %3;\nsetp.ne.u32 set, both, 0;\n"
-        "@set ld.shared.b32 %0, [%1];\n@set mad.lo.u32 %1, %4, 128, %1;\n}"
+        "@set ld.shared.b32 %0, [%1];\n@set mad.lo.u32 %1, %4, %5, %1;\n}"
         : "=r"(word), "+r"(next)
-        : "r"(bits), "r"(bit), "r"(one));
+        : "r"(bits), "r"(bit), "r"(one), "n"(STEP));
 #endif
     return word;
 }

@@ -176,6 +176,35 @@ WGMMA(128, f16, 64, 65, 66, 67, 68, 69)
 WGMMA(128, bf16, 64, 65, 66, 67, 68, 69)
 WGMMA(176, f16, 88, 89, 90, 91, 92, 93)
 WGMMA(176, bf16, 88, 89, 90, 91, 92, 93)
+
+// wgmma_sparse: d += a b, 32 steps of k, with a in registers of which two of each four neighbours in a row are stored,
+// and b N-major in shared memory. Registers, `metadata` and SELECTOR are those of mma_sp_sm80.cuh, for a warp's 16
+// rows.
+#ifdef VOLTABENCH_EMULATED
+#    define WGMMA_SPARSE(N, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH)                    \
+        template <int SELECTOR>                                                                     \
+        __device__ __forceinline__ void wgmma_sparse_f16(float (&d)[N / 2], const unsigned (&a)[4], \
+                                                         unsigned long long b, unsigned metadata) { \
+            emulated::wgmma_sparse_f16(d, a, b, metadata, SELECTOR);                                \
+        }
+#else
+#    define WGMMA_SPARSE(N, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH)                            \
+        template <int SELECTOR>                                                                             \
+        __device__ __forceinline__ void wgmma_sparse_f16(float (&d)[N / 2], const unsigned (&a)[4],         \
+                                                         unsigned long long b, unsigned metadata) {         \
+            asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" #N "k32.f32.f16.f16 " WGMMA_NAMES_##N       \
+                         ", {%" #FIRST ", %" #SECOND ", %" #THIRD ", %" #FOURTH "}, %" #FIFTH ", %" #SIXTH  \
+                         ", %" #SEVENTH ", 1, 1, 1, 1;"                                                     \
+                         : WGMMA_FLOATS_##N(d)                                                              \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(metadata), "n"(SELECTOR) \
+                         : "memory");                                                                       \
+        }
+#endif
+WGMMA_SPARSE(8, 4, 5, 6, 7, 8, 9, 10)
+WGMMA_SPARSE(16, 8, 9, 10, 11, 12, 13, 14)
+WGMMA_SPARSE(32, 16, 17, 18, 19, 20, 21, 22)
+WGMMA_SPARSE(64, 32, 33, 34, 35, 36, 37, 38)
+#undef WGMMA_SPARSE
 #undef WGMMA_NAMES_8
 #undef WGMMA_FLOATS_8
 #undef WGMMA_NAMES_16

@@ -127,4 +127,10 @@ EMULATED_WGMMA(f16, false)
 EMULATED_WGMMA(bf16, true)
 #undef EMULATED_WGMMA
 
+template <int REGISTERS>
+__forceinline__ void wgmma_sparse_f16(float (&d)[REGISTERS], const unsigned (&a)[4], unsigned long long b,
+                                      unsigned metadata, int selector) {
+    emulated_wgmma_sparse(d, 2 * REGISTERS, a, b, metadata, selector);
+}
+
 }  // namespace emulated

@@ -42,6 +42,9 @@ void emulated_load_matrix(unsigned* fragment, int matrices, const void* shared_r
 // `a` is nullptr when that operand is in shared memory, where its descriptor says; M-major or N-major, or else K-major.
 void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long long a_descriptor,
                     unsigned long long b_descriptor, bool a_m_major, bool b_n_major, bool accumulate, bool bfloat16);
+// The same with a sparse A in registers, an N-major B, and sums added to.
+void emulated_wgmma_sparse(float* d, int n, const unsigned* a, unsigned long long b_descriptor, unsigned metadata,
+                           int selector);
 void emulated_wgmma_fence();
 void emulated_wgmma_commit();
 void emulated_wgmma_wait(int pending);

@@ -14,7 +14,9 @@
 
 namespace {
 
-constexpr int kDepth = 16, kRows = 16, kChunk = 8;  // a chunk is 16 bytes
+constexpr int kMaxDepth = 32, kRows = 16, kChunk = 8;  // a chunk is 16 bytes
+
+int depth(const Wgmma& wgmma) { return wgmma.selector == kDense ? 16 : 32; }
 
 struct WgmmaCall : Collective {
     float* d;
@@ -22,6 +24,8 @@ struct WgmmaCall : Collective {
     unsigned long long a_descriptor, b_descriptor;
     int n;
     bool a_m_major, b_n_major, accumulate, bfloat16;
+    unsigned metadata;
+    int selector;
 };
 
 struct WgmmaControl : Collective {
@@ -53,7 +57,7 @@ void load_chunk(unsigned long long descriptor, bool k_major, int line, int along
     for (int i = 0; i < kChunk; ++i) elements[i] = value(bits[i], bfloat16);
 }
 
-// Calls store(line, k, value) for the 16 steps of k of `lines` rows of A or columns of B.
+// Calls store(line, k, value) for the steps of k of `lines` rows of A or columns of B.
 template <class Store>
 void load_shared(unsigned long long descriptor, int first_line, int lines, bool k_major, const Wgmma& wgmma,
                  Store store) {
@@ -63,12 +67,12 @@ void load_shared(unsigned long long descriptor, int first_line, int lines, bool 
     };
     if (k_major) {
         for (int line = 0; line < lines; ++line)
-            for (int k = 0; k < kDepth; k += kChunk) {
+            for (int k = 0; k < depth(wgmma); k += kChunk) {
                 load(first_line + line, k);
                 for (int i = 0; i < kChunk; ++i) store(line, k + i, chunk[i]);
             }
     } else {
-        for (int k = 0; k < kDepth; ++k)
+        for (int k = 0; k < depth(wgmma); ++k)
             for (int line = 0; line < lines; line += kChunk) {
                 load(k, first_line + line);
                 for (int i = 0; i < kChunk; ++i) store(line + i, k, chunk[i]);
@@ -76,26 +80,37 @@ void load_shared(unsigned long long descriptor, int first_line, int lines, bool 
     }
 }
 
-void load_a(const Wgmma& wgmma, int first_row, float (&a)[kRows][kDepth]) {
-    if (wgmma.a_in_registers) {
-        for (int lane = 0; lane < 32; ++lane)
-            for (int v = 0; v < 8; ++v)  // registers go down rows first, then along k
-                a[lane / 4 + (v & 2) * 4][lane % 4 * 2 + (v & 1) + (v & 4) * 2] =
-                    value(wgmma.a[lane][v / 2] >> 16 * (v % 2), wgmma.bfloat16);
-    } else {
-        load_shared(wgmma.a_descriptor, first_row, kRows, !wgmma.a_m_major, wgmma,
-                    [&](int row, int k, float element) { a[row][k] = element; });
+// A's elements as (row, k, value): all of a dense one, of a sparse one those that are stored, at the places in a group
+// of four columns that the metadata of two lanes of each four say.
+template <class Visit>
+void each_of_a(const Wgmma& wgmma, int first_row, Visit visit) {
+    const auto element = [&](int lane, int v) { return value(wgmma.a[lane][v / 2] >> 16 * (v % 2), wgmma.bfloat16); };
+    if (!wgmma.a_in_registers) {
+        load_shared(wgmma.a_descriptor, first_row, kRows, !wgmma.a_m_major, wgmma, visit);
+        return;
     }
+    for (int lane = 0; lane < 32; ++lane)
+        for (int v = 0; v < 8; ++v) {  // registers go down rows first, then along k
+            const int lower = v / 2 % 2, half = v / 4, row = lane / 4 + lower * 8;
+            if (wgmma.selector == kDense) {
+                visit(row, lane % 4 * 2 + v % 2 + half * 8, element(lane, v));
+                continue;
+            }
+            const unsigned source = wgmma.metadata[lane / 4 * 4 + wgmma.selector * 2 + half];
+            const unsigned places = source >> (lower * 16 + lane % 4 * 4) & 15;
+            if ((places & 3) >= places >> 2)
+                fail(wgmma.code, "wgmma.sp: places %u and %u in a group are not in order", places & 3, places >> 2);
+            visit(row, half * 16 + lane % 4 * 4 + (v % 2 ? places >> 2 : places & 3), element(lane, v));
+        }
 }
 
-void load_b(const Wgmma& wgmma, float (&b)[kDepth][256]) {
+void load_b(const Wgmma& wgmma, float (&b)[kMaxDepth][256]) {
     load_shared(wgmma.b_descriptor, 0, wgmma.n, !wgmma.b_n_major, wgmma,
                 [&](int column, int k, float element) { b[k][column] = element; });
 }
 
 void finish(const Wgmma& wgmma, int first_row) {
-    float a[kRows][kDepth], b[kDepth][256];
-    load_a(wgmma, first_row, a);
+    float b[kMaxDepth][256];
     load_b(wgmma, b);
     const int registers = wgmma.n / 2;
     double d[kRows][256];
@@ -108,9 +123,9 @@ void finish(const Wgmma& wgmma, int first_row) {
         const float before = wgmma.d_before.empty() ? wgmma.d[lane][v] : wgmma.d_before[lane * registers + v];
         sum = wgmma.accumulate ? before : 0.0;
     });
-    for (int m = 0; m < kRows; ++m)
-        for (int k = 0; k < kDepth; ++k)
-            for (int n = 0; n < wgmma.n; ++n) d[m][n] += static_cast<double>(a[m][k]) * b[k][n];
+    each_of_a(wgmma, first_row, [&](int row, int k, float element) {
+        for (int n = 0; n < wgmma.n; ++n) d[row][n] += static_cast<double>(element) * b[k][n];
+    });
     each([&](double& sum, int lane, int v) { wgmma.d[lane][v] = static_cast<float>(sum); });
 }
 
@@ -127,11 +142,13 @@ void issue(Collective* const* waiting, unsigned) {
     if (!pending.fenced) fail(first.code, "wgmma without a wgmma_fence() since the last wait");
     Wgmma wgmma{{},
                 {},
+                {},
                 first.a != nullptr,
                 first.a_m_major,
                 first.b_n_major,
                 first.accumulate,
                 first.bfloat16,
+                first.selector,
                 first.n,
                 first.a_descriptor,
                 first.b_descriptor,
@@ -146,6 +163,7 @@ void issue(Collective* const* waiting, unsigned) {
             mine.accumulate != first.accumulate || mine.n != first.n)
             fail(first.code, "wgmma: the lanes of a warp give different descriptors");
         wgmma.d[lane] = mine.d;
+        wgmma.metadata[lane] = mine.metadata;
         if (mine.a) std::memcpy(wgmma.a[lane], mine.a, sizeof wgmma.a[lane]);
         if (!fresh) continue;
         wgmma.d_before.insert(wgmma.d_before.end(), mine.d, mine.d + mine.n / 2);
@@ -185,7 +203,26 @@ extern "C" void emulated_wgmma(float* d, int n, const unsigned* a, unsigned long
                    a_m_major,
                    b_n_major,
                    accumulate,
-                   bfloat16};
+                   bfloat16,
+                   0,
+                   kDense};
+    meet(call);
+}
+
+extern "C" void emulated_wgmma_sparse(float* d, int n, const unsigned* a, unsigned long long b_descriptor,
+                                      unsigned metadata, int selector) {
+    WgmmaCall call{{"wgmma.sp", kAllLanes, CALLER, issue, true},
+                   d,
+                   a,
+                   0,
+                   b_descriptor,
+                   n,
+                   false,
+                   true,
+                   true,
+                   false,
+                   metadata,
+                   selector};
     meet(call);
 }
 

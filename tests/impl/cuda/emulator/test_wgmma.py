@@ -73,3 +73,38 @@ def test_narrow_tiles(launch, test_kernel, columns):
     tile = torch.zeros(64, columns)
     tile[:61, : 72 - 16] = x[9:, 16 : 16 + columns].float()
     assert torch.equal(out, a.float() @ tile)
+
+
+def _sparse_operands(a: torch.Tensor, places: torch.Tensor, selector: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Registers int32 [2, 128, 4] and metadata int32 [2, 128] of the threads, for A [64, 64] of which the elements at
+    `places` [64, 16, 2] of each four are stored; the metadata of lanes that do not count are out of order."""
+    stored = a.view(64, 16, 4).gather(2, places).view(torch.int32).squeeze(2)
+    bits = (places[..., 0] | places[..., 1] << 2).int()
+    registers, metadata = torch.empty(2, 128, 4, dtype=torch.int32), torch.zeros(2, 128, dtype=torch.int32)
+    for step in range(2):
+        for thread in range(128):
+            row, member = thread // 32 * 16 + thread % 32 // 4, thread % 4
+            for i in range(4):
+                registers[step, thread, i] = stored[row + i % 2 * 8, step * 8 + member + i // 2 * 4]
+            half = member - 2 * selector
+            if half in (0, 1):
+                for i in range(8):
+                    place = int(bits[row + i // 4 * 8, step * 8 + half * 4 + i % 4])
+                    metadata[step, thread] |= place << 4 * i if i < 7 else (place ^ 8) - 8 << 28
+    return registers, metadata
+
+
+@pytest.mark.parametrize("selector", [0, 1])
+@pytest.mark.parametrize("columns", [8, 16, 32, 64])
+def test_sparse(launch, test_kernel, columns, selector):
+    """Any two of each four neighbours in a row of A are stored; what is not stored is not multiplied."""
+    kernel = test_kernel(
+        "sparse_wgmma.cu", "multiply_sparse", 128, "sm_90a", 64 * 2 * columns, COLUMNS=columns, LANES=selector
+    )
+    a, x = _integers(64, 64, torch.half), _integers(64, columns, torch.half)
+    places = torch.rand(64, 16, 4).topk(2).indices.sort(2).values
+    out = torch.full((64, columns), torch.nan)
+    operands = _sparse_operands(a, places, selector)
+    launch(kernel, (1, 1, 1), [TensorMap(x[None, None], 64, columns), *operands, out])
+    kept = torch.zeros(64, 16, 4).scatter_(2, places, 1).view(64, 64)
+    assert torch.equal(out, (a * kept).float() @ x.float())
