@@ -8,7 +8,7 @@ from impl.flash_llm.kernels import Device, has_kernel
 _WIDEST_TILE = 64  # columns of x that are multiplied for one reading of W
 # Times in units of a dense product with a few columns of x, which is the time of reading W: a sparse product of 64
 # columns; expanding W and taking a dense product. Measured on an H200, cold, W of 28672 x 7168 with 80 % zeros.
-_PASS = {"tiled_csl": 1.15, "bitmap": 0.8, "two_of_four": 0.77}
+_PASS = {"tiled_csl": 1.15, "bitmap": 0.8, "two_of_four": 0.71}
 _EXPANDED = 2.6
 _FEW = 0.25  # non-zeros of all elements, up to which two of four is the faster: measured likewise, N = 16
 

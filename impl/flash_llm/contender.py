@@ -129,7 +129,7 @@ class FlashLLMBitmap(_Bitmap, _FlashLLM):
 class FlashLLMTwoOfFour(_TwoOfFour, _FlashLLM):
     name = "flash_llm_two_of_four"
     label = "Flash-LLM (two of four)"
-    summary = "two values of each four columns as a word, the rest in gathered columns, on sparse Tensor Cores"
+    summary = "two values at most of each four columns, the rest in gathered columns, on sparse Tensor Cores"
     source = "format and kernel of this project; impl/flash_llm/README.md"
 
 
@@ -205,12 +205,14 @@ class DecodingTwoOfFour(_TwoOfFour, _FlashLLMDecoding):
     source = FlashLLMTwoOfFour.source
 
     def stored_bytes(self, elements: int, sparsity: float) -> float:
-        """Of random zeros, for 1024 groups: flags and metadata, words of those with non-zeros, and for each 32
-        gathered columns 192 bytes and the words of theirs."""
+        """Of random zeros, for 2048 groups: parities and metadata, the first two values of each, half a word more for
+        every other lane, and for each 32 gathered columns 192 bytes and the words of theirs."""
         kept = 1 - sparsity
+        single = 4 * kept * sparsity**3
         fourth = kept**4
         third = 4 * kept**3 * sparsity + fourth
-        columns = 32 * (2 - (1 - third * 0.75) ** 32 - (1 - fourth - third * 0.25) ** 32)
-        moved = 1 - (1 - 32 * (third + fourth) / columns) ** 4 if columns else 0  # groups of gathered ones with some
+        slots = single + 2 * (1 - sparsity**4 - single)
+        columns = 64 * (2 - (1 - third * 0.75) ** 32 - (1 - fourth - third * 0.25) ** 32)
+        moved = 1 - (1 - 64 * (third + fourth) / columns) ** 4 if columns else 0  # groups of gathered ones with some
         steps = max(1 - math.exp(-columns), columns / 32 + 0.5)
-        return elements * (708 + 4096 * (1 - sparsity**4) + 32 * columns * moved + 192 * steps) / 4096
+        return elements * (1604 + 4096 * slots + 32 + 32 * columns * moved + 192 * steps) / 8192

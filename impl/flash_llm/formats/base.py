@@ -31,6 +31,7 @@ class SparseMatrix(ABC):
     longest: int = field(init=False)  # units of the longest tile
 
     name: ClassVar[str]
+    version: ClassVar[str] = "1"  # of the layout, on disk
     tile: ClassVar[tuple[int, int]]  # rows and columns
     words: ClassVar[int]  # of 32 bits in a unit
     units_of_tile: ClassVar[tuple[int, int]]  # fewest and most

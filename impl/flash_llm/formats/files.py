@@ -17,7 +17,6 @@ from torch import Tensor
 
 from impl.flash_llm.formats import FORMATS, SparseMatrix
 
-_VERSION = "1"
 _CHUNK_BYTES = 1 << 24
 _TENSORS = ("data", "offsets")
 _KINDS = {f"flash_llm.{kind.name}": kind for kind in FORMATS.values()}
@@ -26,7 +25,11 @@ _KINDS = {f"flash_llm.{kind.name}": kind for kind in FORMATS.values()}
 def save(weight: SparseMatrix, path: str | Path) -> None:
     """Write `weight` to `path`, in place of what was there, whole or not at all."""
     tensors = {name: getattr(weight, name).cpu() for name in _TENSORS}
-    metadata = {"format": f"flash_llm.{weight.name}", "version": _VERSION, "shape": " ".join(map(str, weight.shape))}
+    metadata = {
+        "format": f"flash_llm.{weight.name}",
+        "version": weight.version,
+        "shape": " ".join(map(str, weight.shape)),
+    }
     metadata |= {f"checksums.{name}": "".join(_checksums(tensor)) for name, tensor in tensors.items()}
     part = Path(f"{path}.{os.getpid()}.part")
     try:
@@ -46,9 +49,10 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> SparseMatrix:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             kind = _KINDS.get(metadata.get("format"))
-            if kind is None or metadata.get("version") != _VERSION:
+            if kind is None or metadata.get("version") != kind.version:
                 found = f"format {metadata.get('format')}, version {metadata.get('version')}"
-                raise ValueError(f"{found}; known are {', '.join(_KINDS)} of version {_VERSION}")
+                known = ", ".join(f"{name} of version {kind.version}" for name, kind in _KINDS.items())
+                raise ValueError(f"{found}; known are {known}")
             m, k = map(int, metadata["shape"].split())
             parts = [_tensor(file, name, metadata[f"checksums.{name}"]).to(device, copy=True) for name in _TENSORS]
         return kind(*parts, (m, k))

@@ -1,18 +1,23 @@
 """Two of four: a compressed weight whose words are the A registers of mma.sp, products of a 2:4 sparse A.
 
-W [m, k] is cut into blocks of 32 rows x 128 columns, numbered row by row. Of each group of four columns in a row two
+W [m, k] is cut into blocks of 32 rows x 256 columns, numbered row by row. Of each group of four columns in a row two
 non-zeros stay in place. The others move to *gathered* columns: copies of columns of the block, 32 to a step,
-in which again a row has at most two of each four. A group with a non-zero is one 32-bit word, its two values, the left
-one low; an empty group is nothing. A block is the share of one warp, each of whose 32 lanes has the groups that two
-16-row fragments of mma.sp.m16n8k32 want of it, step after step: four steps of the block's own columns, then the
-gathered ones. In 32-bit words, a block is
+in which again a row has at most two of each four. The two are the slots of the 32-bit register that mma.sp wants of a
+group, the left one low; a single non-zero takes the low slot, or the high one where it is the group's last. A block is
+the share of one warp, each of whose 32 lanes has the groups that two 16-row fragments of mma.sp.m16n8k32 want of it,
+step after step: eight steps of the block's own columns, then the gathered ones. In 32-bit words, a block is
 
-  32       flags: bit step * 8 + fragment * 4 + register of a lane says whether it has a word there;
-  16       starts: of each lane 16 bits, where its words begin in the block; from bit 13 on how many steps are gathered;
-  32 * 4   metadata of the own steps as mma.sp wants it: lane by lane, step by step;
-  32 + 16  for each gathered step: its metadata; of each lane 16 bits, its flags, and from bit 8 on which column of the
-           block the step's column with the lane's number is;
-  the words of the lanes, lane after lane; zeros up to a unit of 16 bytes.
+  4 * 32   parities: for each pair of own steps, of each lane a bit for each of its slots, in the order step, fragment,
+           register, slot: the parity of the count of non-zeros up to there, from the block's begin on, so that a slot
+           is not zero where its bit differs from the one before it;
+  16       starts: of each lane 16 bits, where its words begin among the lanes'; from bit 12 on how many steps are
+           gathered;
+  4 * 64   metadata as mma.sp wants it: for each pair of own steps, of each lane two words;
+  32 + 16  for each gathered step: its metadata; of each lane 16 bits, its flags, bit fragment * 4 + register saying
+           whether it has a word there, and from bit 8 on which column of the block the step's column with the lane's
+           number is;
+  the words of the lanes, lane after lane: the non-zero slots of the own steps, two to a word, the earlier one high;
+  then of the gathered steps, which are mostly empty, whole words of two slots; zeros up to a unit of 16 bytes.
 
 `offsets` says at which unit each block begins and the last one ends.
 """
@@ -27,18 +32,21 @@ from torch import Tensor
 from impl.flash_llm.formats.base import SparseMatrix, first_true
 
 BLOCK_ROWS = 32
-BLOCK_COLS = 128
+BLOCK_COLS = 256
 STEP_COLS = 32
 LANES = 32
 UNIT_WORDS = 4
-GATHERED_STEPS = 4  # at most: 64 columns at first; of each 32 gathered ones at most 16 have to be gathered again
+GATHERED_STEPS = 8  # at most: 128 columns at first; of each 32 gathered ones at most 16 have to be gathered again
 
 _OWN_STEPS = BLOCK_COLS // STEP_COLS
 _REGISTERS = 8  # of a lane in a step
 _BANKS = 8  # of 16 bytes of a row of X, by rows modulo 8
-_OWN_WORDS = LANES + LANES // 2 + LANES * _OWN_STEPS  # before the gathered steps
+_OWN_REGISTERS = _OWN_STEPS * _REGISTERS
+_OWN_PAIRS = _OWN_STEPS // 2
+_OWN_PARTS = (LANES * _OWN_PAIRS, LANES // 2, LANES * _OWN_STEPS)  # parities, starts, metadata
+_OWN_WORDS = sum(_OWN_PARTS)  # before the gathered steps
 _GATHERED_WORDS = LANES + LANES // 2
-_STEPS_SHIFT = 13  # of the number of gathered steps, beside a start
+_STEPS_SHIFT = 12  # of the number of gathered steps, beside a start
 
 # Axes of the groups, [fragment, row half, row, step, column half, column], as lanes have them: [lane, step, register]
 # and, of the metadata, [lane, step, nibble]: impl/cuda/include/mma_sp_sm80.cuh.
@@ -61,21 +69,30 @@ class TwoOfFour(SparseMatrix):
     """A sparse fp16 matrix in the format two of four. data: units, int32 [units, 4]; offsets in units of 16 bytes."""
 
     name = "two_of_four"
+    version = "2"  # 1 had a word for each group
     tile = (BLOCK_ROWS, BLOCK_COLS)
     words = UNIT_WORDS
-    units_of_tile = (_OWN_WORDS // UNIT_WORDS, (_OWN_WORDS + GATHERED_STEPS * _GATHERED_WORDS + 2048) // UNIT_WORDS)
+    units_of_tile = (
+        _OWN_WORDS // UNIT_WORDS,
+        (_OWN_WORDS + GATHERED_STEPS * _GATHERED_WORDS + BLOCK_ROWS * BLOCK_COLS // 2) // UNIT_WORDS,
+    )
 
     @classmethod
     def expand(cls, data: Tensor, offsets: Tensor, first: int, last: int) -> Tensor:
         begin = offsets[first:last].long() * UNIT_WORDS
-        flags, starts, nibbles, columns = _read(data.view(-1), begin)
-        words = torch.zeros(flags.shape, dtype=torch.int32, device=data.device)
-        words[flags] = data.view(-1)[_addresses(flags, begin.unsqueeze(1) + starts)]
-        words = _to_groups(words, _REGISTERS_OF_GROUPS)
+        stored, flags, starts, steps, nibbles, columns = _read(data.view(-1), begin)
+        slots = torch.zeros(
+            *stored.shape[:2], 2 * (_OWN_REGISTERS + flags.shape[2]), dtype=torch.int16, device=data.device
+        )
+        halves, words = _addresses(stored, flags, _first_words(begin, steps) + starts)
+        slots[:, :, : 2 * _OWN_REGISTERS][stored] = data.view(-1).view(torch.int16)[halves]
+        words_of = slots.view(torch.int32)
+        words_of[:, :, _OWN_REGISTERS:][flags] = data.view(-1)[words]
+        words_of = _to_groups(words_of, _REGISTERS_OF_GROUPS)
         places = _to_groups(nibbles, _NIBBLES_OF_GROUPS).unsqueeze(3)
         places = torch.cat([places & 3, places >> 2], 3).long()
-        fours = torch.zeros(*words.shape, 4, dtype=torch.int16, device=data.device)
-        fours.scatter_(3, places, words.unsqueeze(3).view(torch.int16))  # as integers: NaN keep their bits
+        fours = torch.zeros(*words_of.shape, 4, dtype=torch.int16, device=data.device)
+        fours.scatter_(3, places, words_of.unsqueeze(3).view(torch.int16))  # as integers: NaN keep their bits
         own, gathered = fours.flatten(2).split([BLOCK_COLS, fours.shape[2] * 4 - BLOCK_COLS], 2)
         block, row, place = gathered.nonzero().unbind(1)
         own[block, row, columns[block, place]] = gathered[block, row, place]
@@ -83,28 +100,41 @@ class TwoOfFour(SparseMatrix):
 
     @classmethod
     def _encode(cls, tiles: Tensor) -> tuple[Tensor, Tensor]:
+        if tiles.is_cuda:
+            from impl.cuda.launch import launch
+            from impl.flash_llm.kernels.convert import convert
+
+            return convert(tiles, launch)
         values = tiles.contiguous().view(torch.int16)
         values, columns, steps = _gather(torch.where(tiles == 0, 0, values))  # without -0.0
         words, nibbles = _groups(values)
         words = _to_lanes(words, _REGISTERS_OF_GROUPS)
         metadata = _pack(_to_lanes(nibbles, _NIBBLES_OF_GROUPS).unflatten(2, (-1, 8)), 4)
-        flags = words != 0
-        bits = _pack(flags.unflatten(2, (-1, _REGISTERS)), 1)
+        slots = words[:, :, :_OWN_REGISTERS].contiguous().view(torch.int16)
+        stored, flags = slots != 0, words[:, :, _OWN_REGISTERS:] != 0
+        parities = _pack(stored.cumsum(2, dtype=torch.int32).unflatten(2, (_OWN_PAIRS, -1)) & 1, 1)
 
-        starts, ends = _starts(flags, steps)
+        starts, ends = _starts(stored, flags, steps)
         counts = -(-ends // UNIT_WORDS)
         begin = (counts.cumsum(0) - counts) * UNIT_WORDS
         data = torch.zeros(int(counts.sum()) * UNIT_WORDS, dtype=torch.int32, device=tiles.device)
-        own_bits, own_metadata = _pack(bits[:, :, :_OWN_STEPS], 8), metadata[:, :, :_OWN_STEPS].flatten(1)
-        heads = torch.cat([own_bits, _halves(starts | steps.unsqueeze(1) << _STEPS_SHIFT), own_metadata], 1)
-        data[begin.unsqueeze(1) + torch.arange(_OWN_WORDS, device=data.device)] = heads
-        for step in range(bits.shape[2] - _OWN_STEPS):
+        own_metadata = metadata[:, :, :_OWN_STEPS].unflatten(2, (_OWN_PAIRS, 2)).transpose(1, 2).flatten(1)
+        heads = [
+            parities.transpose(1, 2).flatten(1),
+            _halves(starts | steps.unsqueeze(1) << _STEPS_SHIFT),
+            own_metadata,
+        ]
+        data[begin.unsqueeze(1) + torch.arange(_OWN_WORDS, device=data.device)] = torch.cat(heads, 1)
+        bits = _pack(flags.unflatten(2, (-1, _REGISTERS)), 1)
+        for step in range(bits.shape[2]):
             block = (steps > step).nonzero().squeeze(1)
-            lanes = bits[block, :, _OWN_STEPS + step] | columns[block, step * STEP_COLS : (step + 1) * STEP_COLS] << 8
+            lanes = bits[block, :, step] | columns[block, step * STEP_COLS : (step + 1) * STEP_COLS] << 8
             data[_gathered_words(begin[block], step)] = torch.cat(
                 [metadata[block, :, _OWN_STEPS + step], _halves(lanes)], 1
             )
-        data[_addresses(flags, begin.unsqueeze(1) + starts)] = words[flags]
+        halves, places = _addresses(stored, flags, _first_words(begin, steps) + starts)
+        data.view(torch.int16)[halves] = slots[stored]
+        data[places] = words[:, :, _OWN_REGISTERS:][flags]
         return data.view(-1, UNIT_WORDS), counts
 
     def _check_tiles(self, first: int, last: int) -> None:
@@ -118,15 +148,15 @@ class TwoOfFour(SparseMatrix):
                     self._check_tiles(first, first + place)  # what is wrong with an earlier one comes first
                 raise self._fault(first + place, what)
 
-        halves = torch.arange(LANES, LANES + LANES // 2, device=self.device)
+        halves = torch.arange(_OWN_PARTS[0], sum(_OWN_PARTS[:2]), device=self.device)
         steps = _halves_of(data[begin.unsqueeze(1) + halves]) >> _STEPS_SHIFT
         most = steps.amax(1)
         long = _OWN_WORDS + _GATHERED_WORDS * most > have * UNIT_WORDS
         refuse((most > GATHERED_STEPS) | long, "more gathered steps than it can have")
-        flags, starts, _, columns = _read(data, begin)
-        expected, ends = _starts(flags, steps[:, 0])
-        refuse(-(-ends // UNIT_WORDS) != have, f"its flags need another number of units of {UNIT_WORDS} words")
-        refuse((starts != expected).any(1), "its lanes' words begin elsewhere than its flags say")
+        stored, flags, starts, _, _, columns = _read(data, begin)
+        expected, ends = _starts(stored, flags, steps[:, 0])
+        refuse(-(-ends // UNIT_WORDS) != have, f"its bits need another number of units of {UNIT_WORDS} words")
+        refuse((starts != expected).any(1), "its lanes' words begin elsewhere than its bits say")
         refuse((columns >= BLOCK_COLS).any(1), f"it gathers a column beyond its {BLOCK_COLS}")
         tiles = self.expand(self.data, self.offsets, first, last)
         edge, outside = self._outside(first, last)
@@ -143,7 +173,7 @@ class TwoOfFour(SparseMatrix):
 def _gather(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows whose groups have two non-zeros at most, as their last columns are copies of the first ones.
 
-    values: int16 [blocks, 32, 128], bits of float16 without -0.0. Gives int16 [blocks, 32, 128 + 32 * most steps], of
+    values: int16 [blocks, 32, 256], bits of float16 without -0.0. Gives int16 [blocks, 32, 256 + 32 * most steps], of
     each gathered column which one it is, int64 [blocks, 32 * most steps], and int64 [blocks] gathered steps.
     """
     rest = _surplus(values, torch.arange(BLOCK_COLS // 4, device=values.device, dtype=torch.int32) // 2 % 2)
@@ -188,7 +218,7 @@ def _pattern(values: Tensor) -> Tensor:
 
 
 def _places(needed: Tensor, taken: Tensor) -> Tensor:
-    """Gathered columns for the columns that are `needed`, among those that are not `taken`: bool [blocks, 128] both.
+    """Gathered columns for the columns that are `needed`, among those that are not `taken`: bool [blocks, 256] both.
 
     ldmatrix reads X's rows by eights, and rows that differ modulo 8 lie in different banks: the first ones that are
     needed of each residue go to places of this residue. Others go to any place, neighbours to different groups.
@@ -215,41 +245,54 @@ def _groups(values: Tensor) -> tuple[Tensor, Tensor]:
     return words, (places[..., 0] | places[..., 1] << 2).int()
 
 
-def _starts(flags: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the words of each lane begin in their block, and the block's end: int64 [blocks, 32] and [blocks]."""
-    counts = flags.sum(2)
-    ends = counts.cumsum(1) + (_OWN_WORDS + _GATHERED_WORDS * steps).unsqueeze(1)
-    return ends - counts, ends[:, -1]
+def _starts(stored: Tensor, flags: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each lane's words begin among the lanes', and the block's end: int64 [blocks, 32] and [blocks]."""
+    counts = _words_of(stored.sum(2)) + flags.sum(2)
+    ends = counts.cumsum(1)
+    return ends - counts, _first_words(0, steps).squeeze(1) + ends[:, -1]
 
 
-def _addresses(flags: Tensor, starts: Tensor) -> Tensor:
-    """Of the words that lanes have by `flags`, in their order; starts: int64 [blocks, 32], among all words."""
-    return (starts.unsqueeze(2) + flags.cumsum(2) - 1)[flags]
+def _first_words(begin: Tensor | int, steps: Tensor) -> Tensor:
+    """Where the lanes' words begin in blocks that begin at `begin`: int64 [blocks, 1]."""
+    return (begin + _OWN_WORDS + _GATHERED_WORDS * steps).unsqueeze(1)
 
 
-def _read(data: Tensor, begin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Blocks that begin at the words `begin`: flags, starts in the block, metadata by nibbles, and gathered columns.
+def _words_of(halves: Tensor) -> Tensor:
+    return (halves + 1) // 2
 
-    bool [blocks, 32 lanes, registers], int64 [blocks, 32], int32 [blocks, 32 lanes, nibbles], int64 [blocks, 32 steps],
-    with as many steps as the block with the most has.
+
+def _addresses(stored: Tensor, flags: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the halves that lanes have by `stored` among all halves, and of the words that they have by `flags` among all
+    words, in their order; starts: int64 [blocks, 32], among all words."""
+    rank = stored.cumsum(2) - 1
+    halves = 2 * starts.unsqueeze(2) + (rank ^ 1)
+    first = starts + _words_of(rank[:, :, -1] + 1)
+    return halves[stored], (first.unsqueeze(2) + flags.cumsum(2) - 1)[flags]
+
+
+def _read(data: Tensor, begin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Blocks that begin at the words `begin`: which slots and which gathered words are stored, starts, the number of
+    gathered steps, metadata by nibbles, and gathered columns.
+
+    bool [blocks, 32 lanes, 16 * own steps] and [blocks, 32, 8 * gathered steps], int64 [blocks, 32] and [blocks], int32
+    [blocks, 32 lanes, nibbles], int64 [blocks, 32 * gathered steps], with as many steps as the block with the most has.
     """
     heads = data[begin.unsqueeze(1) + torch.arange(_OWN_WORDS, device=data.device)]
-    bits, halves, metadata = heads.split([LANES, LANES // 2, LANES * _OWN_STEPS], 1)
-    bits, starts, metadata = (
-        _unpack(bits.unsqueeze(2), 1),
-        _halves_of(halves),
-        _unpack(metadata.unflatten(1, (LANES, -1)), 4),
-    )
+    parities, starts, metadata = heads.split(_OWN_PARTS, 1)
+    parities = _unpack(parities.unflatten(1, (-1, LANES)).transpose(1, 2), 1)
+    metadata = metadata.unflatten(1, (-1, LANES, 2)).transpose(1, 2).flatten(2)
+    stored = (parities ^ torch.nn.functional.pad(parities[:, :, :-1], (1, 0))).bool()
+    starts, metadata = _halves_of(starts), _unpack(metadata, 4)
     steps = starts[:, 0] >> _STEPS_SHIFT
-    columns = [steps.new_empty(len(begin), 0)]
+    flags, columns = [stored[:, :, :0]], [steps.new_empty(len(begin), 0)]
     for step in range(int(steps.max())):
         there = (steps > step).unsqueeze(1)
         more, halves = torch.where(there, data[_gathered_words(begin, step) * there], 0).split([LANES, LANES // 2], 1)
         halves = _halves_of(halves)
-        bits = torch.cat([bits, _unpack(halves.unsqueeze(2), 1)[:, :, :_REGISTERS]], 2)
+        flags.append(_unpack(halves.unsqueeze(2), 1)[:, :, :_REGISTERS].bool())
         metadata = torch.cat([metadata, _unpack(more.unsqueeze(2), 4)], 2)
         columns.append(halves >> 8)
-    return bits.bool(), starts & (1 << _STEPS_SHIFT) - 1, metadata, torch.cat(columns, 1)
+    return stored, torch.cat(flags, 2), starts & (1 << _STEPS_SHIFT) - 1, steps, metadata, torch.cat(columns, 1)
 
 
 def _gathered_words(begin: Tensor, step: int) -> Tensor:

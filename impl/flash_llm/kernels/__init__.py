@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 from impl.flash_llm.kernels import along_k, equal_shares, tiled_csl
+from impl.flash_llm.kernels.convert import CONVERT, MEASURE
 from impl.flash_llm.kernels.equal_shares import SharedPlan
 from impl.flash_llm.kernels.expand import EXPAND
 from impl.flash_llm.kernels.plan import REDUCE, Device, Plan, Problem
@@ -17,9 +18,11 @@ KERNELS = (
     *tiled_csl.SPMM.values(),
     *tiled_csl.SPMM_SM70.values(),
     *along_k.SPMM.values(),
-    *(kernel for kernels in equal_shares.SPMM.values() for kernel in kernels.values()),
+    *(kernel for widths in equal_shares.SPMM.values() for kernels in widths.values() for kernel in kernels),
     REDUCE,
     *EXPAND.values(),
+    MEASURE,
+    CONVERT,
 )
 _PLANNERS = {  # by format and the major version of the compute capability that a source is for, newest first
     "tiled_csl": {7: tiled_csl.choose_plan},

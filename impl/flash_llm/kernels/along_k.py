@@ -10,7 +10,6 @@ import numpy as np
 from impl.flash_llm.kernels.plan import Device, Plan, Problem, choose_split_k
 from impl.flash_llm.kernels.warp_blocks import (
     BITMAP,
-    BLOCK_COLS,
     BLOCK_OVERHEAD,
     BLOCK_ROWS,
     REGISTERS,
@@ -20,15 +19,15 @@ from impl.flash_llm.kernels.warp_blocks import (
 
 _STAGES = 2
 _FILL_SEGMENTS = 1  # segments that a block waits for before the first one it multiplies
-_WARPS = (4, 8)
+_WARPS = {BITMAP: (4, 8), TWO_OF_FOUR: (2, 4, 8)}  # of a block
 _MAX_REGISTERS = {  # by format and the width of the tile
     BITMAP: {8: 96, 16: 96, 32: 128, 64: 168},
-    TWO_OF_FOUR: {8: 96, 16: 96, 32: 128, 64: 192},
+    TWO_OF_FOUR: {8: 96, 16: 104, 32: 128, 64: 192},
 }
 
 
 def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, stage_pieces: int) -> int:
-    return _STAGES * (2 * BLOCK_COLS * tile_n + warps * stage_pieces * blocks.piece_bytes)
+    return _STAGES * (2 * blocks.cols * tile_n + warps * stage_pieces * blocks.piece_bytes)
 
 
 SPMM = {
@@ -38,7 +37,7 @@ SPMM = {
     )
     for blocks, macros in ((BITMAP, {"UNROLL": 1}), (TWO_OF_FOUR, {}))
     for tile_n, registers in _MAX_REGISTERS[blocks].items()
-    for warps in _WARPS
+    for warps in _WARPS[blocks]
 }  # fmt: skip
 
 
@@ -46,20 +45,20 @@ SPMM = {
 def choose_plan(blocks: WarpBlocks, problem: Problem, device: Device, split_k: int | None = None) -> Plan:
     """The plan of a product on `device`.
 
-    The narrowest tile that holds n, or the widest, of those whose stages fit in shared memory; of 4 or 8 warps
-    the number that puts more on an SM, and when both put the same, 8, which read X half as often. `split_k`
-    overrides the choice; it may be 1 to the number of 128-wide segments in k. Raises ValueError beyond that.
+    The narrowest tile that holds n, or the widest, of those whose stages fit in shared memory; of the numbers of warps
+    the one that puts most on an SM, and when several put the same, the largest, which reads X least often. `split_k`
+    overrides the choice; it may be 1 to the number of blocks of W along k. Raises ValueError beyond that.
     """
-    longest = problem.longest
-    widths = [width for width in _MAX_REGISTERS[blocks] if resident_blocks(blocks, width, min(_WARPS), longest, device)]
+    longest, fewest = problem.longest, min(_WARPS[blocks])
+    widths = [width for width in _MAX_REGISTERS[blocks] if resident_blocks(blocks, width, fewest, longest, device)]
     tile_n = next((width for width in widths if width >= problem.n), max(widths))
-    resident = {warps: resident_blocks(blocks, tile_n, warps, longest, device) for warps in _WARPS}
-    useful = [warps for warps in _WARPS if warps == min(_WARPS) or problem.m > BLOCK_ROWS * min(_WARPS)]
+    resident = {warps: resident_blocks(blocks, tile_n, warps, longest, device) for warps in _WARPS[blocks]}
+    useful = [warps for warps in _WARPS[blocks] if warps == fewest or problem.m > BLOCK_ROWS * warps // 2]
     warps = max(useful, key=lambda warps: (warps * resident[warps], warps))
     shared_bytes = _shared_bytes(blocks, tile_n, warps, longest)
     kernel = dataclasses.replace(SPMM[blocks, tile_n, warps], dynamic_shared_bytes=shared_bytes)
     tile = (BLOCK_ROWS * warps, tile_n)
-    segments = -(-problem.k // BLOCK_COLS)
+    segments = -(-problem.k // blocks.cols)
     segment_bytes = problem.nbytes // (-(-problem.m // tile[0]) * segments)
     slots = device.sm_count * resident[warps]
     parts = choose_split_k(problem, tile, segments, segment_bytes, _FILL_SEGMENTS, slots, split_k)

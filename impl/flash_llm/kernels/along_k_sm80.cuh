@@ -1,18 +1,18 @@
-// What the sm_80 kernels of a sparse W in blocks of 32 x 128 times a skinny X share: blocks of W and X by cp.async.
+// What the sm_80 kernels of a sparse W in blocks of 32 x BLOCK_COLS times a skinny X share: blocks of W and X by
+// cp.async.
 //
-// A block of WARPS warps owns 32 rows of Y for each, x TILE_N columns, and walks along k in segments of 128; blockIdx.y
-// picks its share of the segments when k is split. STAGES segments are in flight: X's 128 x TILE_N for the block, and
-// for each warp its own 32 x 128 of W, `stage_pieces` pieces at most. One barrier per segment.
+// A block of WARPS warps owns 32 rows of Y for each, x TILE_N columns, and walks along k in segments of as many;
+// blockIdx.y picks its share of the segments when k is split. STAGES segments are in flight: X's BLOCK_COLS x TILE_N
+// for the block, and for each warp its own block of W, `stage_pieces` pieces at most. One barrier per segment.
 //
-// Shared memory: STAGES * (256 * TILE_N + WARPS * stage_pieces * (bytes of a piece)) bytes. Macros: TILE_N, WARPS,
-// STAGES (2 or more).
+// Shared memory: STAGES * (2 * BLOCK_COLS * TILE_N + WARPS * stage_pieces * (bytes of a piece)) bytes. Macros:
+// BLOCK_COLS, TILE_N, WARPS, STAGES (2 or more).
 #pragma once
 #include "skinny_tile_sm80.cuh"
 
 namespace {
 
-constexpr int SEGMENT_COLS = 128;
-constexpr int X_BYTES = SEGMENT_COLS * TILE_N * 2;
+constexpr int X_BYTES = BLOCK_COLS * TILE_N * 2;
 
 // What a kernel does, one block of it. multiply(sum, w, x) adds a warp's block of W times a segment of X, both in
 // shared memory.
@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply_along_k(const Multiply& multiply, unsig
     unsigned char* const w_stages = shared_memory + STAGES * X_BYTES + warp * STAGES * w_bytes;
 
     const int tiles_n = (n + TILE_N - 1) / TILE_N;
-    const int segments = (k + SEGMENT_COLS - 1) / SEGMENT_COLS;
+    const int segments = (k + BLOCK_COLS - 1) / BLOCK_COLS;
     const int m_begin = blockIdx.x / tiles_n * TILE_ROWS;
     const int n_begin = blockIdx.x % tiles_n * TILE_N;
     const Range range = share(segments, blockIdx.y, gridDim.y);
@@ -49,8 +49,7 @@ __device__ __forceinline__ void multiply_along_k(const Multiply& multiply, unsig
         if (segment < range.end) {
             const int stage = (segment - range.begin) % STAGES;
             const int following = bounds[min(segment + 2, range.end)];
-            load_x<SEGMENT_COLS>(x_stages + stage * X_BYTES, x, x_stride, k, n, segment * SEGMENT_COLS, n_begin,
-                                 aligned);
+            load_x<BLOCK_COLS>(x_stages + stage * X_BYTES, x, x_stride, k, n, segment * BLOCK_COLS, n_begin, aligned);
             if (active) {
                 const unsigned char* const from = pieces + static_cast<long long>(first) * PIECE;
                 for (int byte = lane * 16; byte < (last - first) * PIECE; byte += 32 * 16) {

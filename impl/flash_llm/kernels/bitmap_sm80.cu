@@ -1,10 +1,10 @@
 // Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W
-// is decoded in registers, straight to the A fragments (bitmap_decode.cuh). Written for sm_80: cp.async
+// is decoded in registers, straight to the A fragments (parity_decode.cuh). Written for sm_80: cp.async
 // (along_k_sm80.cuh), ldmatrix, mma.m16n8k16.
 //
 // Macros, beside that one's: UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
 #include "along_k_sm80.cuh"
-#include "bitmap_decode.cuh"
+#include "bitmap_lines.cuh"
 
 namespace {
 
@@ -13,12 +13,12 @@ __device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char*
                                          const Constants& constants) {
     const int lane = threadIdx.x % 32;
     const unsigned char* const column = lines + lane * 4;
-    Reader reader(column);
+    Reader reader = column_reader(column);
 #pragma unroll UNROLL
     for (int line = 0; line < MASK_LINES; ++line) {
         const unsigned parity = *reinterpret_cast<const unsigned*>(column + line * LINE);
-        Fragments a;
-        decode(a, reader, parity, constants);
+        TwoSteps a;
+        decode<LINE>(a, reader, parity, constants);
 #pragma unroll
         for (int j = 0; j < X_CHUNKS; ++j) {
             unsigned b[4];

@@ -1,10 +1,10 @@
 // Y[m, n] = W[m, k] X[k, n] with W in the bitmap format (../formats/bitmap.py), fp16 in and out, fp32 accumulators. W
-// is decoded in registers (bitmap_decode.cuh), which are wgmma's A; X is its B. Written for sm_90a: the copy engine,
+// is decoded in registers (parity_decode.cuh), which are wgmma's A; X is its B. Written for sm_90a: the copy engine,
 // mbarriers, wgmma. equal_shares_sm90a.cuh has the work's shares and the copies; here warps meet at wgmma, four of
 // them.
 //
 // Macros, beside that one's: WARPS is 4 or 8; UNROLL (words of bits decoded at once: 1, 2, 4), MIN_BLOCKS_PER_SM.
-#include "bitmap_decode.cuh"
+#include "bitmap_lines.cuh"
 #include "equal_shares_sm90a.cuh"
 #include "wgmma.cuh"
 
@@ -17,12 +17,12 @@ constexpr int IN_FLIGHT = UNROLL == 1 ? 0 : 1;  // lines of products: without un
 // Adds one warp's 32 x 128 of W, in shared memory at `column` of this lane, times the segment of X at `x`.
 __device__ __forceinline__ void multiply(Sums& sum, const unsigned char* column, unsigned long long x, bool active,
                                          const Constants& constants) {
-    Reader reader(column);
+    Reader reader = column_reader(column);
 #pragma unroll UNROLL
     for (int line = 0; line < MASK_LINES; ++line) {
         const unsigned parity = active ? *reinterpret_cast<const unsigned*>(column + line * LINE) : 0;
-        Fragments a;
-        decode(a, reader, parity, constants);
+        TwoSteps a;
+        decode<LINE>(a, reader, parity, constants);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 2; ++step) {

@@ -1,17 +1,17 @@
 // What the sm_90a kernels of a sparse W times a skinny X share: equal shares of the work, the copies ahead of it, and
 // the sums of tiles that several blocks work on.
 //
-// Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next UNIT_COLS of k. The
+// Work. A tile is 32 rows of Y for each of WARPS warps x TILE_N columns; a unit is a tile's next BLOCK_COLS of k. The
 // blocks, as many as fit on the machine at once, take equal shares of all units, in order, whatever tile they end in. A
 // block that has only part of a tile writes fp32 sums to `partials`; the last of a tile's blocks to come adds them in
 // their order, so that the result does not depend on who is last.
 //
 // A warp asks the copy engine for its own blocks of W, STAGES units ahead: adjacent bytes, `stage_pieces` pieces of
-// them at most. X's UNIT_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units ahead, for it
+// them at most. X's BLOCK_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units ahead, for it
 // must know that no warp needs what they overwrite. There is no barrier in the loop.
 //
-// Shared memory: STAGES * 2 * UNIT_COLS * TILE_N + STAGES * WARPS * stage_pieces * (bytes of a piece) bytes, Control.
-// Macros: TILE_N, WARPS, STAGES (2 or more).
+// Shared memory: STAGES * 2 * BLOCK_COLS * TILE_N + STAGES * WARPS * stage_pieces * (bytes of a piece) bytes, Control.
+// Macros: BLOCK_COLS, TILE_N, WARPS, STAGES (2 or more).
 #pragma once
 #include "bulk_copy.cuh"
 #include "elect.cuh"
@@ -22,8 +22,7 @@
 
 namespace {
 
-constexpr int UNIT_COLS = 128;  // of W: a block, in either format
-constexpr int X_BYTES = UNIT_COLS * TILE_N * 2;
+constexpr int X_BYTES = BLOCK_COLS * TILE_N * 2;
 constexpr int WINDOW = 31;  // blocks of W, of which a warp's lanes know where they lie
 
 struct Control {
@@ -119,7 +118,7 @@ __device__ __forceinline__ void collect(Sums& sum, float* partials, const Shares
 //
 // W's blocks lie in pieces of PIECE bytes, where `offsets` says. y: fp16 [m, n]. blockIdx.y: which TILE_N columns.
 // partials: fp32 [gridDim.y, gridDim.x, 2, TILE_ROWS * TILE_N], needs no values. counters [gridDim.y, tiles]: 0, and 0
-// again at the end. x_map: X in tiles of UNIT_COLS x TILE_N.
+// again at the end. x_map: X in tiles of BLOCK_COLS x TILE_N.
 template <int PIECE, typename Multiply>
 __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigned char* shared_memory,
                                                const TensorMap& x_map, const unsigned char* __restrict__ pieces,
@@ -177,8 +176,8 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     };
     const auto fetch_x = [&](int stage) {
         mbarrier_arrive_expect(&control.x_full[stage], X_BYTES);
-        tma_load(x_stages + stage * X_BYTES, &x_map, &control.x_full[stage], blockIdx.y * TILE_N, x_segment * UNIT_COLS,
-                 0, 0);
+        tma_load(x_stages + stage * X_BYTES, &x_map, &control.x_full[stage], blockIdx.y * TILE_N,
+                 x_segment * BLOCK_COLS, 0, 0);
         if (++x_segment == segments) x_segment = 0;
     };
     if (threadIdx.x == 0) {

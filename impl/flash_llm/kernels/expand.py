@@ -13,11 +13,10 @@ from torch import Tensor
 from impl.cuda.build import Kernel
 from impl.flash_llm.formats import FORMATS
 from impl.flash_llm.formats.tiled_csl import TILE_COLS, TILE_ROWS
-from impl.flash_llm.kernels.warp_blocks import BITMAP, BLOCK_COLS, BLOCK_ROWS, TWO_OF_FOUR, WarpBlocks
+from impl.flash_llm.kernels.warp_blocks import BITMAP, BLOCK_ROWS, TWO_OF_FOUR, WarpBlocks
 
 _WARP_BLOCKS = {blocks.kind: blocks for blocks in (BITMAP, TWO_OF_FOUR)}
 _WARPS = {"tiled_csl": 4, **dict.fromkeys(_WARP_BLOCKS, 2)}
-_EXPANDED_BYTES = BLOCK_ROWS * (2 * BLOCK_COLS + 16)  # of a warp's block, its rows 16 bytes apart
 
 
 def _kernel(kind: str, shared_bytes: int, max_registers: int, min_blocks_per_sm: int, **macros: int) -> Kernel:
@@ -35,16 +34,20 @@ def _kernel(kind: str, shared_bytes: int, max_registers: int, min_blocks_per_sm:
 
 
 def _shared_bytes(blocks: WarpBlocks, longest: int) -> int:
-    return _WARPS[blocks.kind] * (_EXPANDED_BYTES + blocks.piece_bytes * longest)
+    expanded = BLOCK_ROWS * (2 * blocks.cols + 16)  # its rows 16 bytes apart
+    return _WARPS[blocks.kind] * (expanded + blocks.piece_bytes * longest)
 
 
 EXPAND = {
     "tiled_csl": _kernel("tiled_csl", 2 * TILE_ROWS * TILE_COLS, max_registers=80, min_blocks_per_sm=5, TILE_N=8),
     **{
-        blocks.kind: _kernel(blocks.kind, _shared_bytes(blocks, blocks.nominal_pieces), 64, min_blocks_per_sm)
-        for blocks, min_blocks_per_sm in ((BITMAP, 4), (TWO_OF_FOUR, 3))
+        blocks.kind: _kernel(
+            blocks.kind, _shared_bytes(blocks, blocks.nominal_pieces), max_registers, min_blocks_per_sm,
+            BLOCK_COLS=blocks.cols, MIN_BLOCKS_PER_SM=min_blocks_per_sm,
+        )
+        for blocks, max_registers, min_blocks_per_sm in ((BITMAP, 64, 4), (TWO_OF_FOUR, 80, 2))
     },
-}
+}  # fmt: skip
 
 
 def expand(

@@ -1,6 +1,6 @@
 // The dense matrix [m, k], fp16, of one in the bitmap format (../formats/bitmap.py), where a dense product is the
 // faster one: a warp decodes a block as the product does, and puts the A fragments in their places. Any architecture.
-#include "bitmap_decode.cuh"
+#include "bitmap_lines.cuh"
 #include "expand_warp_block.cuh"
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) expand_bitmap(const uint4* __restrict__ lines,
@@ -12,10 +12,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) expand_bitmap(const uin
     const auto place = [&](unsigned char* tile, const unsigned char* block, int lane) {
         const unsigned char* const column = block + lane * 4;
         unsigned char* const own = tile + lane / 4 * ROW_BYTES + lane % 4 * 4;
-        Reader reader(column);
+        Reader reader = column_reader(column);
         for (int line = 0; line < MASK_LINES; ++line) {
-            Fragments a;
-            decode(a, reader, *reinterpret_cast<const unsigned*>(column + line * LINE), constants);
+            TwoSteps a;
+            decode<LINE>(a, reader, *reinterpret_cast<const unsigned*>(column + line * LINE), constants);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 const int step = i / 8;

@@ -1,14 +1,13 @@
-// A block of 32 x 128 of W, the share of a warp, expanded by it: the block's pieces are copied to shared memory, its
-// format puts the elements in their places of a tile there, and the tile's rows are written by 16 bytes, sixteen lanes
-// to a row. Rows of the tile are 16 bytes longer, so that the four bytes of 32 lanes fall in 32 banks.
-// WARPS warps a block, each with 8704 + (bytes of a piece) * `longest` bytes of shared memory. Any architecture.
+// A block of 32 x BLOCK_COLS of W, the share of a warp, expanded by it: the block's pieces are copied to shared memory,
+// its format puts the elements in their places of a tile there, and the tile's rows are written by 16 bytes. Rows of
+// the tile are 16 bytes longer, so that the four bytes of 32 lanes fall in 32 banks. BLOCK_COLS, WARPS: macros. WARPS
+// warps a block, each with 32 * ROW_BYTES + (bytes of a piece) * `longest` bytes of shared memory. Any architecture.
 #pragma once
 #include "dense_rows.cuh"
 
 namespace {
 
 constexpr int BLOCK_ROWS = 32;
-constexpr int BLOCK_COLS = 128;
 constexpr int ROW_CHUNKS = BLOCK_COLS / ROW_CHUNK;
 constexpr int ROW_BYTES = BLOCK_COLS * 2 + 16;
 

@@ -3,31 +3,33 @@
 
 namespace {
 
-constexpr int STEP_COLS = 32;  // of a product
-constexpr int UNIT = 16;       // bytes: blocks begin at multiples
-constexpr int REGISTERS = 8;   // of a lane in a step: 2 fragments x 4
-constexpr int STEPS_BIT = 13;  // of the count of gathered steps, beside a start
-constexpr int OWN_STEPS = 4;   // of the 128 columns of a block
-constexpr int OWN_BYTES = 4 * 32 + 2 * 32 + 4 * 32 * OWN_STEPS;
+constexpr int STEP_COLS = 32;                            // of a product
+constexpr int UNIT = 16;                                 // bytes: blocks begin at multiples
+constexpr int REGISTERS = 8;                             // of a lane in a step: 2 fragments x 4
+constexpr int STEPS_BIT = 12;                            // of the count of gathered steps, beside a start
+constexpr int OWN_PAIRS = BLOCK_COLS / (2 * STEP_COLS);  // of steps
+constexpr int STARTS = OWN_PAIRS * 4 * 32;               // bytes before them
+constexpr int METADATA = STARTS + 2 * 32;
+constexpr int OWN_BYTES = METADATA + OWN_PAIRS * 8 * 32;
 constexpr int GATHERED_BYTES = 4 * 32 + 2 * 32;
-
-// A lane's start also says how many steps are gathered.
-__device__ __forceinline__ unsigned first_word(unsigned start) {
-    return start & ((1 << STEPS_BIT) - 1);
-}
-__device__ __forceinline__ int gathered_steps(unsigned start) {
-    return start >> STEPS_BIT;
-}
 
 struct Block {
     const unsigned char* base;
 
-    __device__ unsigned flags(int lane) const { return *reinterpret_cast<const unsigned*>(base + lane * 4); }
-    __device__ unsigned start(int lane) const {
-        return *reinterpret_cast<const unsigned short*>(base + 4 * 32 + lane * 2);
+    // Of the own steps 2 * pair and the one after it: the parities of a lane's slots, and its metadata.
+    __device__ unsigned parities(int pair, int lane) const {
+        return *reinterpret_cast<const unsigned*>(base + (pair * 32 + lane) * 4);
     }
-    __device__ const unsigned& metadata(int lane, int step) const {  // a lane's four are adjacent, and aligned so
-        return *reinterpret_cast<const unsigned*>(base + 6 * 32 + lane * 16 + step * 4);
+    // Where a lane's words begin, after the gathered steps; from STEPS_BIT on how many these are.
+    __device__ unsigned start(int lane) const {
+        return *reinterpret_cast<const unsigned short*>(base + STARTS + lane * 2);
+    }
+    __device__ static int gathered_steps(unsigned start) { return start >> STEPS_BIT; }
+    __device__ const unsigned char* words(unsigned start) const {
+        return base + OWN_BYTES + gathered_steps(start) * GATHERED_BYTES + (start & ((1 << STEPS_BIT) - 1)) * 4;
+    }
+    __device__ uint2 metadata(int pair, int lane) const {
+        return *reinterpret_cast<const uint2*>(base + METADATA + (pair * 32 + lane) * 8);
     }
     __device__ unsigned gathered_metadata(int step, int lane) const {
         return *reinterpret_cast<const unsigned*>(base + OWN_BYTES + step * GATHERED_BYTES + lane * 4);

@@ -2,26 +2,27 @@
 // the sparse A of mma.sp.m16n8k32. X is its B, which ldmatrix takes from any rows, so gathered columns of W cost no
 // more than its own.
 //
-// A lane walks down its own words. For each group of its share, a bit test predicates the read of the next word and the
-// step to the one after; without a word the register is zero: four instructions for each four columns of a row.
+// A lane walks down its own words: through halves, two steps at a time, as in a bitmap (parity_decode.cuh); then, of
+// the gathered steps, whose registers are mostly empty, through whole words. There, for each group of its share, a bit
+// test predicates the read of the next word and the step to the one after; without a word the register is zero.
 #pragma once
 #include "mma_sp_sm80.cuh"
-#include "predicate.cuh"
+#include "parity_decode.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "two_of_four_block.cuh"
 
 namespace {
 
 constexpr int X_ROW_BYTES = TILE_N * 2;
+constexpr int STEP_BYTES = STEP_COLS * X_ROW_BYTES;
 
 // A fragments of a warp's 32 rows: [16 rows][register].
 using Fragments = unsigned[2][4];
 
-// The A fragments of one step, whose flags begin at bit FIRST; `next`: the lane's next word.
-template <int FIRST>
-__device__ __forceinline__ void decode(Fragments& a, SharedAddress& next, unsigned flags) {
-    load_words_if<FIRST>(a[0], flags, next);
-    load_words_if<FIRST + 4>(a[1], flags, next);
+// The A fragments of a gathered step, by its flags; `next`: the lane's next word.
+__device__ __forceinline__ void load_gathered(Fragments& a, SharedAddress& next, unsigned flags) {
+    load_words_if<0>(a[0], flags, next);
+    load_words_if<4>(a[1], flags, next);
 }
 
 // Adds one step of W times 32 rows of X, of which this lane points ldmatrix at `row`.
@@ -39,18 +40,12 @@ __device__ __forceinline__ void multiply_step(Accumulators& sum, const Fragments
 // What a lane knows of a block.
 struct Share {
     Block block;
-    SharedAddress next;  // of its words
-    unsigned flags;
-    uint4 metadata;
+    Reader reader;                         // of its words
     int steps;                             // gathered ones
     unsigned gathered, gathered_metadata;  // of the next gathered step: read ahead of its use
 
-    __device__ Share(const unsigned char* base, int lane) : block{base} {
-        const unsigned start = block.start(lane);
-        flags = block.flags(lane);
-        metadata = reinterpret_cast<const uint4&>(block.metadata(lane, 0));
-        steps = gathered_steps(start);
-        next = shared_address(base + first_word(start) * 4);
+    __device__ Share(Block block, unsigned start, int lane)
+        : block(block), reader(block.words(start)), steps(Block::gathered_steps(start)) {
         read(0, lane);
     }
     __device__ void read(int step, int lane) {
@@ -58,34 +53,38 @@ struct Share {
         gathered = block.gathered(step, lane);
         gathered_metadata = block.gathered_metadata(step, lane);
     }
-    __device__ unsigned own_metadata(int step) const {
-        return step == 0 ? metadata.x : step == 1 ? metadata.y : step == 2 ? metadata.z : metadata.w;
-    }
 };
 
-// Step STEP and the ones after it of a block's own columns.
-template <int STEP>
-__device__ __forceinline__ void multiply_own(Accumulators& sum, Share& share, unsigned char* x, int lane) {
-    Fragments a;
-    decode<STEP * REGISTERS>(a, share.next, share.flags);
-    multiply_step(sum, a, share.own_metadata(STEP), x + STEP * STEP_COLS * X_ROW_BYTES, lane);
-    if constexpr (STEP + 1 < OWN_STEPS) multiply_own<STEP + 1>(sum, share, x, lane);
-}
-
-// Adds one warp's 32 x 128 of W, in shared memory at `base`, times the segment of X at `x`.
-__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* base, unsigned char* x) {
-    const int lane = threadIdx.x % 32;
-    Share share(base, lane);
-    multiply_own<0>(sum, share, x, lane);
+// Adds a block's gathered steps.
+__device__ __forceinline__ void multiply_gathered(Accumulators& sum, Share& share, unsigned char* x, int lane) {
 #pragma unroll 1
     for (int step = 0; step < share.steps; ++step) {
         Fragments a;
-        decode<0>(a, share.next, share.gathered);
+        load_gathered(a, share.reader.next, share.gathered);
         const int row = share.gathered >> 8;
         const unsigned metadata = share.gathered_metadata;
         share.read(step + 1, lane);
         multiply_step(sum, a, metadata, x, row);
     }
+}
+
+// Adds one warp's block of W, in shared memory at `base`, times the segment of X at `x`.
+__device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char* base, unsigned char* x,
+                                         const Constants& constants) {
+    const int lane = threadIdx.x % 32;
+    const Block block{base};
+    Share share(block, block.start(lane), lane);
+#pragma unroll 1
+    for (int pair = 0; pair < OWN_PAIRS; ++pair) {
+        const Codes codes = codes_of(share.reader, block.parities(pair, lane));
+        const uint2 metadata = block.metadata(pair, lane);
+        Fragments a;
+        decode_step<0, 4>(a, share.reader, codes, constants);
+        multiply_step(sum, a, metadata.x, x + pair * 2 * STEP_BYTES, lane);
+        decode_step<1, 4>(a, share.reader, codes, constants);
+        multiply_step(sum, a, metadata.y, x + (pair * 2 + 1) * STEP_BYTES, lane);
+    }
+    multiply_gathered(sum, share, x, lane);
 }
 
 }  // namespace

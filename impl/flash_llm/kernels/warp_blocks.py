@@ -1,4 +1,4 @@
-"""The formats whose tiles are blocks of 32 rows x 128 columns, each the share of one warp; their kernels."""
+"""The formats whose tiles are blocks of 32 rows, each the share of one warp; their kernels."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from impl.cuda.build import Kernel
+from impl.flash_llm.formats import Bitmap, TwoOfFour
 
 BLOCK_ROWS = 32
-BLOCK_COLS = 128
 BLOCK_OVERHEAD = 1024  # bytes of shared memory that the system takes from each block of threads
 REGISTERS = 65536  # of an SM
 
 
 @dataclass(frozen=True)
 class WarpBlocks:
-    """Such a format: bytes of the pieces that its offsets count, and the pieces of the longest block at about 80 %
-    zeros, which KERNELS and their reports show."""
+    """Such a format: columns of a block, bytes of the pieces that its offsets count, and the pieces of the longest
+    block at about 80 % zeros, which KERNELS and their reports show."""
 
     kind: str
+    cols: int
     piece_bytes: int
     nominal_pieces: int
 
@@ -34,7 +35,7 @@ class WarpBlocks:
     ) -> Kernel:
         """The specialisation of this format's source for `arch` for tiles of `tile_n` columns of X."""
         suffix = arch.replace("_", "")
-        common = {"TILE_N": tile_n, "WARPS": warps, "MIN_BLOCKS_PER_SM": min_blocks_per_sm}
+        common = {"BLOCK_COLS": self.cols, "TILE_N": tile_n, "WARPS": warps, "MIN_BLOCKS_PER_SM": min_blocks_per_sm}
         return Kernel(
             name=f"flash_llm_{self.kind}_{suffix}_n{tile_n}_w{warps}",
             file=Path(__file__).parent / f"{self.kind}_{suffix}.cu",
@@ -48,5 +49,5 @@ class WarpBlocks:
         )
 
 
-BITMAP = WarpBlocks("bitmap", piece_bytes=128, nominal_pieces=27)
-TWO_OF_FOUR = WarpBlocks("two_of_four", piece_bytes=16, nominal_pieces=240)
+BITMAP = WarpBlocks("bitmap", Bitmap.tile[1], piece_bytes=128, nominal_pieces=27)
+TWO_OF_FOUR = WarpBlocks("two_of_four", TwoOfFour.tile[1], piece_bytes=16, nominal_pieces=360)
