@@ -30,6 +30,7 @@ struct Place {
 };
 
 // By the thread that loads: `load_work` gets the number of each work that this thread takes, of `works` in all.
+// `tickets` is zero before the launch and after it.
 template <class LoadWork>
 __device__ __forceinline__ void take_works(int consumer, int works, int* tickets, const LoadWork& load_work) {
     int index = consumer * gridDim.x + blockIdx.x;
