@@ -196,9 +196,12 @@ class Run:
         rows["direction"] = pd.Categorical(rows["direction"], ["forward", "backward"], ordered=True)
         places = {name: place for place, name in enumerate(labels)}
         rows["_place"] = rows["contender"].map(places)
-        rows["_lacks"] = rows[list(values)].isna().sum(axis=1)
-        rows = rows.sort_values(["_lacks", "panel"], kind="stable")  # of two panels with this case, the fuller row
-        rows = rows.drop_duplicates(["experiment", "case_id", "contender"])
+        # Of two panels with a case, the first that has the first value: so its peers are of one panel, measured in turn
+        # with it. What else it lacks (an energy) comes from the other.
+        cell = ["experiment", "case_id", "contender"]
+        rows = rows.assign(_lacks=absent).sort_values(["_lacks", "panel"], kind="stable")
+        rows[list(values)] = rows.groupby(cell)[list(values)].bfill()
+        rows = rows.drop_duplicates(cell)
         rows = rows.sort_values(["experiment", *columns, "case_id", "_place"], kind="stable")
         return rows[list(dict.fromkeys([*WHO, *columns, *keep, *values]))].reset_index(drop=True)
 

@@ -611,3 +611,15 @@ def test_of_a_case_of_two_panels_the_row_with_energy_is_drawn(tmp_path):
     own = rows[(rows["case_id"] == cell.case_id) & (rows["contender"] == cell.contender)]
     assert own["energy_net_j"].tolist() == [1.5]
     assert rows["energy_net_j"].notna().sum() == 1
+
+
+def test_of_a_case_of_two_panels_times_are_of_the_panel_that_its_peers_are_of(tmp_path):
+    made = synthetic.attention(synthetic.Maker("cuda"), (1024,), 16384, 2048)
+    first = [r.model_copy(update={"panel": "a_first", "energy_net_j": None}) for r in made]
+    timed = next(r for r in first if r.role == "ours" and r.cold_median_s and r.backend == "kernel")
+    cell = timed.model_copy(update={"panel": "z_last", "energy_net_j": 1.5, "cold_median_s": timed.cold_median_s / 2})
+    run = synthetic.run_of([cell, *first], tmp_path)
+    rows = run.select("attention", [], ["cold_median_s", "energy_net_j"], speed=True)
+    own = rows[(rows["case_id"] == cell.case_id) & (rows["contender"] == cell.contender)]
+    assert own[["cold_median_s", "energy_net_j"]].to_numpy().tolist() == [[timed.cold_median_s, 1.5]]
+    assert len(rows) == len([r for r in first if r.role != "control"])
