@@ -54,11 +54,12 @@ def all_kernels() -> list[Kernel]:
 
 
 def target_architectures(kernel: Kernel, architectures: Sequence[str]) -> list[str]:
-    """Those of `architectures` that the source can be built for: its own and later ones.
+    """Those of `architectures` that the source is built for ahead of its use: its own and later ones.
 
-    A source for "sm_90a" uses instructions of that architecture alone.
+    A source for "sm_90a" uses instructions of that architecture alone. Later architectures emulate the tensor
+    instruction of "sm_70", with code that no one times: built there when it is launched.
     """
-    if kernel.arch.endswith("a"):
+    if kernel.arch == "sm_70" or kernel.arch.endswith("a"):
         return [arch for arch in architectures if arch == kernel.arch]
     return [arch for arch in architectures if _number(arch) >= _number(kernel.arch)]
 
@@ -82,13 +83,7 @@ def occupancy(kernel: Kernel, resources: Resources, arch: str) -> Occupancy:
 
 
 def check_budget(kernel: Kernel, cubin: Cubin, arch: str) -> None:
-    """Raise BuildError when the kernel spills, or exceeds its registers, or too few blocks fit on one SM.
-
-    A sm_70 source is held to its budget on sm_70 only: later architectures emulate its tensor instruction
-    with code that no one times.
-    """
-    if kernel.arch == "sm_70" != arch:
-        return
+    """Raise BuildError when the kernel spills, or exceeds its registers, or too few blocks fit on one SM."""
     resources = cubin.resources
     spilled = resources.spill_store_bytes + resources.spill_load_bytes
     blocks = occupancy(kernel, resources, arch).blocks_per_sm
