@@ -186,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
 
                 // Past the sequence's end the copy engine puts zeros.
                 if (keys < seqlen && first_key + kTileRows > keys) {
+                    wait_for_group();
                     clear_rows(k_tile, max(keys - first_key, 0));
                     clear_rows(v_tile, max(keys - first_key, 0));
                     wait_for_group();
@@ -213,6 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     next.advance();
                     finish_dp(place.stage);
                 }
+                __syncwarp();  // all have read barriers.work
                 release(&barriers.rows_empty, lane);
                 start_sums(place.stage);
                 finish_sums();

@@ -191,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     mbarrier_wait(&barriers.v_full[v_stage], parity_of<STAGES>(used_v));
                     // Past the sequence's end the copy engine puts zeros.
                     if (keys < seqlen && key + kTileRows > keys) {
+                        wait_for_group();
                         clear_rows(k_tiles + k_stage * kTileBytes, max(keys - key, 0));
                         clear_rows(v_tiles + v_stage * kTileBytes, max(keys - key, 0));
                         wait_for_group();

@@ -90,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
         for (unsigned round = 0;; ++round) {
             mbarrier_wait(&barriers.q_full, round & 1);
             const int4 work = barriers.work;
+            __syncwarp();  // all have read it
             const int block_row = work.x, batch_head = work.y, keys = work.z, steps = work.w;
             if (steps < 0) break;
             const int causal_offset = causal ? 0 : keys;
@@ -127,7 +128,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                     mbarrier_wait(&barriers.full[stage], parity_of<STAGES>(tile));
                     // Past the sequence's end the copy engine puts zeros.
                     if (keys < seqlen && barriers.key[stage] + kTileRows > keys) {
-                        clear_rows(ring + stage * kTileBytes, max(keys - barriers.key[stage], 0));
+                        const int first = max(keys - barriers.key[stage], 0);
+                        wait_for_group();
+                        clear_rows(ring + stage * kTileBytes, first);
                         wait_for_group();
                     }
                     wgmma_fence();

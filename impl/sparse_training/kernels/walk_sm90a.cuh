@@ -62,7 +62,7 @@ __device__ __forceinline__ void wait_for_group() {
 }
 
 // Zeros from row `first` of a tile on: what hidden keys hold, be it NaN, does not matter. All threads of the warpgroup
-// come here, and have to wait for each other.
+// come here, and have to wait for each other before and after it.
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int first) {
 #pragma unroll 1
     for (int i = first * 8 + threadIdx.x % kGroup; i < kTileRows * 8; i += kGroup)
