@@ -9,6 +9,7 @@ from harness.contender import Target
 from harness.lazy import lazy_import
 from harness.method_step import MethodStep
 from harness.ops.sparse_training_step import SparseTrainingStepParams
+from impl.cuda import GPU_SOURCES
 
 if TYPE_CHECKING:
     from impl.sparse_training.methods.base import Attention
@@ -57,14 +58,14 @@ class WindowStep(MethodStep):
     """Our kernels over the blocks at most one off the diagonal."""
 
     method, role, source = "window", "baseline", "Beltagy et al., arXiv 2004.05150"
-    sources = ("impl/sparse_training/kernels", "impl/cuda")
+    sources = ("impl/sparse_training/kernels", *GPU_SOURCES)
 
 
 class BigBirdStep(MethodStep):
     """Our kernels over a window, global and random blocks."""
 
     method, role, source = "bigbird", "baseline", "Zaheer et al., arXiv 2007.14062"
-    sources = ("impl/sparse_training/kernels", "impl/cuda")
+    sources = ("impl/sparse_training/kernels", *GPU_SOURCES)
 
 
 class LinformerStep(MethodStep):

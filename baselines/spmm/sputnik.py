@@ -11,6 +11,7 @@ from harness.contender import Contender, Prepared, Target
 from harness.lazy import lazy_import
 from harness.ops.base import Tensors
 from harness.ops.spmm import SpMMParams
+from impl.cuda import GPU_SOURCES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ class Sputnik(Contender):
     label = "Sputnik-style"
     summary = "CSR by one-dimensional tiles, row swizzle and aligned vector loads, on the CUDA cores"
     source = "Gale et al., Sparse GPU Kernels for Deep Learning, SC 2020; written from the paper"
-    sources = ("baselines/spmm/_sputnik.py", "baselines/spmm/_tuning.py", "baselines/spmm/kernels", "impl/cuda")
+    sources = ("baselines/spmm/_sputnik.py", "baselines/spmm/_tuning.py", "baselines/spmm/kernels", *GPU_SOURCES)
 
     def unsupported(self, params: SpMMParams, target: Target) -> str | None:
         return unsupported(params, target)

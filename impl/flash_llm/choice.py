@@ -10,12 +10,12 @@ _WIDEST_TILE = 64  # columns of x that are multiplied for one reading of W
 # columns; expanding W and taking a dense product. Measured on an H200, cold, W of 28672 x 7168 with 80 % zeros.
 _PASS = {"tiled_csl": 1.15, "bitmap": 0.8, "two_of_four": 0.71}
 _EXPANDED = 2.6
-_FEW = 0.25  # non-zeros of all elements, up to which two of four is the faster: measured likewise, N = 16
+_FEW = 0.35  # non-zeros of all elements, up to which two of four is the faster: measured likewise, N = 16
 
 
 def choose_format(nonzeros: int, shape: tuple[int, int], device: Device) -> type[SparseMatrix]:
-    """The format with a kernel for `device` that is multiplied fastest: two of four where at most a quarter of W [m, k]
-    is not zero, else the bitmap, and Tiled-CSL on a GPU that has neither.
+    """The format with a kernel for `device` that is multiplied fastest: two of four where at most 35 % of W [m, k] is
+    not zero, else the bitmap, and Tiled-CSL on a GPU that has neither.
 
     Raises NotImplementedError when `device` has no kernel.
     """

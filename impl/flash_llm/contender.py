@@ -10,6 +10,7 @@ from harness.contender import Contender, Prepared, Target, Unsupported
 from harness.decoding import DecodeContender
 from harness.ops.base import Tensors
 from harness.ops.decode_step import bytes_besides
+from impl.cuda import GPU_SOURCES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +56,7 @@ class _FlashLLM(_Format, Contender):
 
     op = "spmm"
     role = "ours"
-    sources = ("impl/flash_llm", "impl/cuda")
+    sources = ("impl/flash_llm", *GPU_SOURCES)
     _last: tuple[Tensor, SparseMatrix, float] | None = None
 
     def unsupported(self, params: SpMMParams, target: Target) -> str | None:

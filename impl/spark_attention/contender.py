@@ -13,6 +13,7 @@ from harness.ops.attention import AttentionParams
 from harness.ops.base import Tensors
 from harness.ops.calls import Forward, attention_call
 from harness.ops.training_step import TrainingStepParams
+from impl.cuda import GPU_SOURCES
 
 if TYPE_CHECKING:
     from impl.cuda.build import Kernel
@@ -71,7 +72,7 @@ class SparkAttention(AttentionContender):
     label = "SparkAttention (ours)"
     summary = "our fused attention after SparkAttention, on the kernels written for this GPU"
     source = "Xu et al., CCF Trans. HPC 7(1), 2025, doi 10.1007/s42514-024-00211-0"
-    sources = ("impl/spark_attention", "impl/cuda", "harness/ops/calls.py")
+    sources = ("impl/spark_attention", *GPU_SOURCES, "harness/ops/calls.py")
 
     kernel_arch: ClassVar[str | None] = None  # None: by the GPU
     accumulate: ClassVar[str] = "fp32"

@@ -13,6 +13,7 @@ from harness.ops.base import Tensors
 from harness.ops.block_sparse_attention import BlockSparseParams
 from harness.ops.calls import attention_call
 from harness.ops.sparse_training_step import SparseTrainingStepParams
+from impl.cuda import GPU_SOURCES
 
 if TYPE_CHECKING:
     from impl.cuda.build import Kernel
@@ -52,7 +53,7 @@ class SatBlockSparse(Contender):
     source = _SOURCE
     sources = (
         *("impl/sparse_training/api.py", "impl/sparse_training/block_pattern.py", "impl/sparse_training/kernels"),
-        *("impl/sparse_training/reference.py", "impl/cuda", "harness/ops/calls.py"),
+        *("impl/sparse_training/reference.py", *GPU_SOURCES, "harness/ops/calls.py"),
     )
 
     def unsupported(self, params: BlockSparseParams, target: Target) -> str | None:

@@ -45,16 +45,16 @@ def test_no_rows(kind):
     assert SparseLinear.from_linear(dense_layer(), kind)(torch.empty(0, 4, 100).half()).shape == (0, 4, 130)
 
 
-@pytest.mark.parametrize(("density", "kind"), [(0.03, TwoOfFour), (0.2, TwoOfFour), (0.3, Bitmap), (0.5, Bitmap)])
+@pytest.mark.parametrize(("density", "kind"), [(0.03, TwoOfFour), (0.2, TwoOfFour), (0.3, TwoOfFour), (0.4, Bitmap), (0.5, Bitmap)])
 def test_takes_the_format_of_the_rule(density, kind):
     layer = dense_layer(512, 512, density=density)
     assert type(SparseLinear.from_linear(layer).weight) is kind
 
 
 def test_takes_a_format_that_the_gpu_has_a_kernel_for():
-    assert choose_format(2500, (100, 100), A100) is TwoOfFour
-    assert choose_format(2501, (100, 100), A100) is Bitmap
-    assert choose_format(2500, (100, 100), VOLTA) is TiledCSL
+    assert choose_format(3500, (100, 100), A100) is TwoOfFour
+    assert choose_format(3501, (100, 100), A100) is Bitmap
+    assert choose_format(3500, (100, 100), VOLTA) is TiledCSL
     with pytest.raises(NotImplementedError, match=r"compute capability \(6, 0\)"):
         choose_format(5000, (100, 100), dataclasses.replace(VOLTA, capability=(6, 0)))
 
