@@ -45,7 +45,9 @@ def test_no_rows(kind):
     assert SparseLinear.from_linear(dense_layer(), kind)(torch.empty(0, 4, 100).half()).shape == (0, 4, 130)
 
 
-@pytest.mark.parametrize(("density", "kind"), [(0.03, TwoOfFour), (0.2, TwoOfFour), (0.3, TwoOfFour), (0.4, Bitmap), (0.5, Bitmap)])
+@pytest.mark.parametrize(
+    ("density", "kind"), [(0.03, TwoOfFour), (0.2, TwoOfFour), (0.3, TwoOfFour), (0.4, Bitmap), (0.5, Bitmap)]
+)
 def test_takes_the_format_of_the_rule(density, kind):
     layer = dense_layer(512, 512, density=density)
     assert type(SparseLinear.from_linear(layer).weight) is kind
