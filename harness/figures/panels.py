@@ -47,6 +47,7 @@ _SHORT = {
     "opt_66b": "OPT-66B",
     "opt_175b": "OPT-175B",
     "bert_base": "BERT-base",
+    "sat_encoder": "encoder of SAT",
     "bert_large": "BERT-large",
     "gpt2": "GPT-2",
     "gpt2_medium": "GPT-2 medium",
