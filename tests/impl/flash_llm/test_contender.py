@@ -50,7 +50,7 @@ def test_on_a_cpu_the_kernel_is_emulated(contender, n, tile_n, monkeypatch):
 def test_without_a_compiler_the_reference_runs_and_says_why(contender, monkeypatch, without_compiler):
     prepared = prepare_and_check(contender, monkeypatch)
     assert (prepared.backend, prepared.kernel_arch, prepared.kernel_hash) == ("reference", None, None)
-    assert (prepared.tuning, prepared.no_times) == ({"split_k": 1, "format_by_rule": "bitmap"}, None)
+    assert (prepared.tuning, prepared.no_times) == ({"split_k": 1, "format_by_rule": "two_of_four"}, None)
     assert "reference" in prepared.note
     assert "install g++" in prepared.note
 
@@ -72,7 +72,7 @@ def test_the_weight_of_the_case_before_is_not_converted_again(contender, monkeyp
     assert prepare_and_check(contender, monkeypatch, n=16, m=299).conversion_s != seconds
 
 
-@pytest.mark.parametrize(("sparsity", "rule"), [(0.5, "bitmap"), (0.7, "bitmap"), (0.9, "two_of_four")])
+@pytest.mark.parametrize(("sparsity", "rule"), [(0.5, "bitmap"), (0.6, "bitmap"), (0.7, "two_of_four"), (0.9, "two_of_four")])
 def test_what_the_rule_would_choose_is_in_every_row(contender, sparsity, rule, monkeypatch):
     assert prepare_and_check(contender, monkeypatch, sparsity=sparsity).tuning["format_by_rule"] == rule
 
