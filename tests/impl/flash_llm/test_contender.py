@@ -72,7 +72,9 @@ def test_the_weight_of_the_case_before_is_not_converted_again(contender, monkeyp
     assert prepare_and_check(contender, monkeypatch, n=16, m=299).conversion_s != seconds
 
 
-@pytest.mark.parametrize(("sparsity", "rule"), [(0.5, "bitmap"), (0.6, "bitmap"), (0.7, "two_of_four"), (0.9, "two_of_four")])
+@pytest.mark.parametrize(
+    ("sparsity", "rule"), [(0.5, "bitmap"), (0.6, "bitmap"), (0.7, "two_of_four"), (0.9, "two_of_four")]
+)
 def test_what_the_rule_would_choose_is_in_every_row(contender, sparsity, rule, monkeypatch):
     assert prepare_and_check(contender, monkeypatch, sparsity=sparsity).tuning["format_by_rule"] == rule
 
