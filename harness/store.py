@@ -74,6 +74,17 @@ def read_lines(path: Path) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
                 raise MachineError(f"{file}:{number}: not a record ({reason}); mend or remove that line") from None
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a training's log, up to one that a kill has cut; nothing where there is no file."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
 def _unpacked(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())

@@ -22,6 +22,7 @@ from harness.collect import write_atomically
 from harness.errors import ConfigError, MachineError
 from harness.lazy import lazy_import
 from harness.measure import Stop
+from harness.store import read_log
 
 if TYPE_CHECKING:
     from impl.sparse_training.recipes import Data, Recipe
@@ -251,11 +252,6 @@ class _Loop:
 
     def _cut(self, path: Path) -> None:
         """Drop the lines of steps that will be done again, and a line cut by a kill."""
-        kept = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                if json.loads(line)["step"] < self.first_step + (path.stem == "evaluations"):
-                    kept.append(line + "\n")
-            except ValueError:
-                break
+        first = self.first_step + (path.stem == "evaluations")
+        kept = [json.dumps(line) + "\n" for line in read_log(path) if line["step"] < first]
         write_atomically(path, lambda temporary: temporary.write_text("".join(kept)))

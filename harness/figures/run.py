@@ -17,6 +17,7 @@ from harness.config import load_config
 from harness.errors import NoRecords
 from harness.figures.style import Look, looks
 from harness.records import CurvePoint, Record
+from harness.store import read_log
 from impl.sparse_training.labels import LABELS
 
 WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
@@ -57,7 +58,7 @@ class Training:
     @classmethod
     def of(cls, folder: Path, planned: Mapping[str, Any] | None) -> Training | None:
         """None where it has not ended and no config says what it was to be, or where it has no step."""
-        logs = [_log(folder / f"{name}.jsonl") for name in ("steps", "evaluations")]
+        logs = [pd.DataFrame(read_log(folder / f"{name}.jsonl")) for name in ("steps", "evaluations")]
         ended = (folder / "run.json").exists()
         settings = json.loads((folder / "run.json").read_text()) if ended else planned
         return cls(settings, ended, *logs) if settings and len(logs[0]) else None
@@ -213,17 +214,6 @@ class Run:
         counts = rows.groupby(["status", reasons]).size().sort_values(ascending=False)
         parts = [f"{count} x {status} ({reason})" for (status, reason), count in counts.head(3).items()]
         return f"no {what}: " + "; ".join(parts)
-
-
-def _log(path: Path) -> pd.DataFrame:
-    """The lines of a log, up to one that a kill has cut."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return pd.DataFrame(lines)
 
 
 def _distinct(values: Iterable[object]) -> str:

@@ -73,5 +73,5 @@ def _ended(rows: pd.DataFrame, method: str, look: Look) -> str:
             spread = f" ± {tested.std():.1%}" if len(tested) > 1 else ""
             said.append(f"{where}test {tested.mean():.1%}{spread}")
         for stopped, dev in own.loc[own["stopped"].notna(), ["stopped", "dev_accuracy"]].to_numpy():
-            said.append(f"{where}{stopped}" + (f", dev then {dev:.1%}" if dev == dev and dev is not None else ""))
+            said.append(f"{where}{stopped}" + (f", dev then {dev:.1%}" if pd.notna(dev) else ""))
     return f"{look.label}: {'; '.join(said)}"

@@ -41,31 +41,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
     const float* __restrict__ statistics, Element* __restrict__ dk, Element* __restrict__ dv,
     const int* __restrict__ columns, const int* __restrict__ lengths, int* tickets, SIZES) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const auto barriers_of = [&](int consumer) -> Barriers& {
-        return *reinterpret_cast<Barriers*>(shared_memory + consumer * kConsumerBytes + kTilesBytes);
-    };
     if (threadIdx.x < CONSUMERS) {
-        Barriers& barriers = barriers_of(threadIdx.x);
-        mbarrier_init(&barriers.rows_full, 1);
-        mbarrier_init(&barriers.rows_empty, 4);  // one arrival of each warp
-        for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(&barriers.full[stage], 1);
-            mbarrier_init(&barriers.empty[stage], 4);
-        }
+        Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
+        init_ring(&barriers.rows_full, &barriers.rows_empty, 1);
+        init_ring(barriers.full, barriers.empty, STAGES);
         fence_mbarrier_init();
     }
     __syncthreads();
 
-    // Equal over a warp, which the compiler cannot see from threadIdx.
-    const int block_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const bool loads = block_warp >= CONSUMERS * 4;
-    const int consumer = loads ? block_warp - CONSUMERS * 4 : block_warp / 4;
+    const Role role = role_of_thread();
+    const int consumer = role.consumer, lane = role.lane;
     unsigned char* k_tile = shared_memory + consumer * kConsumerBytes;
     unsigned char* v_tile = k_tile + kTileBytes;
     unsigned char* q_tiles = v_tile + kTileBytes;
     unsigned char* dout_tiles = q_tiles + STAGES * kTileBytes;
-    Barriers& barriers = barriers_of(consumer);
-    if (loads) {
+    Barriers& barriers = past_tiles<Barriers>(shared_memory, consumer, kTilesBytes);
+    if (role.loads) {
         give_up_registers<LOADER_REGISTERS>();
         if (consumer < CONSUMERS && lane == 0) {
             const int heads_kv = num_heads / group, works = batch * heads_kv * blocks * (BLOCK / kTileRows);
@@ -115,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const int warp = block_warp % 4, warp_key = warp * 16;
+        const int warp = role.block_warp % 4, warp_key = warp * 16;
         const unsigned long long k_rows = matrix_descriptor(k_tile, 0, kPatternBytes);
         const unsigned long long v_rows = matrix_descriptor(v_tile, 0, kPatternBytes);
         const unsigned long long q_rows = matrix_descriptor(q_tiles, kPanelBytes, kPatternBytes);

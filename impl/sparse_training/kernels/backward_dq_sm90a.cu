@@ -58,37 +58,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
     const __grid_constant__ TensorMap out_map, const float* __restrict__ lse, float* __restrict__ statistics,
     Element* __restrict__ dq, const int* __restrict__ rows, const int* __restrict__ lengths, int* tickets, SIZES) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const auto barriers_of = [&](int consumer) -> Barriers& {
-        return *reinterpret_cast<Barriers*>(shared_memory + consumer * kConsumerBytes + kTilesBytes);
-    };
     if (threadIdx.x < CONSUMERS) {
-        Barriers& barriers = barriers_of(threadIdx.x);
-        for (int stage = 0; stage < Q_STAGES; ++stage) {
-            mbarrier_init(&barriers.rows_full[stage], 1);
-            mbarrier_init(&barriers.rows_empty[stage], 4);  // one arrival of each warp
-        }
-        for (int stage = 0; stage < kKeyStages; ++stage) {
-            mbarrier_init(&barriers.k_full[stage], 1);
-            mbarrier_init(&barriers.k_empty[stage], 4);
-        }
-        for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(&barriers.v_full[stage], 1);
-            mbarrier_init(&barriers.v_empty[stage], 4);
-        }
+        Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
+        init_ring(barriers.rows_full, barriers.rows_empty, Q_STAGES);
+        init_ring(barriers.k_full, barriers.k_empty, kKeyStages);
+        init_ring(barriers.v_full, barriers.v_empty, STAGES);
         fence_mbarrier_init();
     }
     __syncthreads();
 
-    // Equal over a warp, which the compiler cannot see from threadIdx.
-    const int block_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const bool loads = block_warp >= CONSUMERS * 4;
-    const int consumer = loads ? block_warp - CONSUMERS * 4 : block_warp / 4;
+    const Role role = role_of_thread();
+    const int consumer = role.consumer, lane = role.lane;
     unsigned char* q_tiles = shared_memory + consumer * kConsumerBytes;
     unsigned char* dout_tiles = q_tiles + Q_STAGES * kTileBytes;
     unsigned char* k_tiles = dout_tiles + Q_STAGES * kTileBytes;
     unsigned char* v_tiles = k_tiles + kKeyStages * kTileBytes;
-    Barriers& barriers = barriers_of(consumer);
-    if (loads) {
+    Barriers& barriers = past_tiles<Barriers>(shared_memory, consumer, kTilesBytes);
+    if (role.loads) {
         give_up_registers<LOADER_REGISTERS>();
         if (consumer < CONSUMERS && lane == 0) {
             Place<Q_STAGES> place;
@@ -131,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const int warp = block_warp % 4;
+        const int warp = role.block_warp % 4;
         const float scale_log2 = softmax_scale * kLog2e;
         const unsigned long long first_q = matrix_descriptor(q_tiles, 0, kPatternBytes);
         const unsigned long long first_dout = matrix_descriptor(dout_tiles, 0, kPatternBytes);

@@ -24,29 +24,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
     const __grid_constant__ TensorMap v_map, Element* __restrict__ out, float* __restrict__ lse,
     const int* __restrict__ rows, const int* __restrict__ lengths, int* tickets, int pruned_as_zero, SIZES) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const auto barriers_of = [&](int consumer) -> Barriers& {
-        return *reinterpret_cast<Barriers*>(shared_memory + consumer * kConsumerBytes + kTilesBytes);
-    };
     if (threadIdx.x < CONSUMERS) {
-        Barriers& barriers = barriers_of(threadIdx.x);
-        mbarrier_init(&barriers.q_full, 1);
-        mbarrier_init(&barriers.q_empty, 4);  // one arrival of each warp
-        for (int stage = 0; stage < STAGES; ++stage) {
-            mbarrier_init(&barriers.full[stage], 1);
-            mbarrier_init(&barriers.empty[stage], 4);
-        }
+        Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
+        init_ring(&barriers.q_full, &barriers.q_empty, 1);
+        init_ring(barriers.full, barriers.empty, STAGES);
         fence_mbarrier_init();
     }
     __syncthreads();
 
-    // Equal over a warp, which the compiler cannot see from threadIdx.
-    const int block_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const bool loads = block_warp >= CONSUMERS * 4;
-    const int consumer = loads ? block_warp - CONSUMERS * 4 : block_warp / 4;
+    const Role role = role_of_thread();
+    const int consumer = role.consumer, lane = role.lane;
     unsigned char* q_tile = shared_memory + consumer * kConsumerBytes;
     unsigned char* ring = q_tile + kTileBytes;
-    Barriers& barriers = barriers_of(consumer);
-    if (loads) {
+    Barriers& barriers = past_tiles<Barriers>(shared_memory, consumer, kTilesBytes);
+    if (role.loads) {
         give_up_registers<LOADER_REGISTERS>();
         if (consumer < CONSUMERS && lane == 0) {
             unsigned round = 0, loaded = 0;
@@ -81,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
         }
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        const int warp = block_warp % 4;
+        const int warp = role.block_warp % 4;
         const float scale_log2 = softmax_scale * kLog2e;
         const unsigned long long q_rows = matrix_descriptor(q_tile, 0, kPatternBytes);
         const unsigned long long k_rows = matrix_descriptor(ring, 0, kPatternBytes);

@@ -17,6 +17,33 @@ constexpr int kPanelBytes = kTileRows * kRowBytes, kTileBytes = kPanels * kPanel
 constexpr int kConsumerBytes = CONSUMER_BYTES;
 constexpr float kLog2e = 1.4426950408889634f;
 
+// What a thread is for: to compute for a consumer, or, where `loads`, to load for it, if there are so many consumers.
+struct Role {
+    int consumer, block_warp, lane;
+    bool loads;
+};
+
+__device__ __forceinline__ Role role_of_thread() {
+    // Equal over a warp, which the compiler cannot see from threadIdx.
+    const int block_warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const bool loads = block_warp >= CONSUMERS * 4;
+    return {loads ? block_warp - CONSUMERS * 4 : block_warp / 4, block_warp, lane, loads};
+}
+
+// What a consumer's shared memory has past its tiles.
+template <class Barriers>
+__device__ __forceinline__ Barriers& past_tiles(unsigned char* shared_memory, int consumer, int tiles_bytes) {
+    return *reinterpret_cast<Barriers*>(shared_memory + consumer * kConsumerBytes + tiles_bytes);
+}
+
+// Full by an arrival of the thread that loads, empty by one of each warp.
+__device__ __forceinline__ void init_ring(unsigned long long* full, unsigned long long* empty, int places) {
+    for (int place = 0; place < places; ++place) {
+        mbarrier_init(&full[place], 1);
+        mbarrier_init(&empty[place], 4);
+    }
+}
+
 // A place in a ring of tiles, and the parity of the phase in which its present tile is full.
 template <int PLACES>
 struct Place {

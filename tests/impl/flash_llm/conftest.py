@@ -64,19 +64,16 @@ def multiply(request, kind):
     if request.param == "reference":
         return lambda w, x, split_k=None: spmm(kind.from_dense(w), x, split_k)
     how, _, arch = request.param.partition(" ")
+    launch, _ = launcher(how)
     if how == "emulated":
-        if reason := emulator.available():
-            pytest.skip(reason)
-        launch, device = functools.partial(emulator.launch, check_races=True), _DEVICES[arch]
+        device = _DEVICES[arch]
         return lambda w, x, split_k=None: _by_kernel(launch, device, kind.from_dense(w), x, split_k)
-    from impl.cuda.launch import launch
-
     device = Device.of(torch.device("cuda", torch.cuda.current_device()))
     if arch:
         device = dataclasses.replace(device, capability=_DEVICES[arch].capability)
 
     def on_gpu(w, x, split_k=None):
-        return _by_kernel(guarded(launch), device, kind.from_dense(w.cuda()), to_cuda(x), split_k).cpu()
+        return _by_kernel(launch, device, kind.from_dense(w.cuda()), to_cuda(x), split_k).cpu()
 
     return on_gpu
 
@@ -85,6 +82,17 @@ def _by_kernel(launch, device, weight, x, split_k):
     m, k = weight.shape
     plan = choose_plan(weight.name, Problem(m, x.shape[1], k, weight.nbytes, weight.longest), device, split_k)
     return plan.multiply(weight.data, weight.offsets, x, m, launch)
+
+
+def launcher(how):
+    """How kernels are launched and checked, and the device of their tensors: "emulated", or "kernel" for a GPU."""
+    if how == "emulated":
+        if reason := emulator.available():
+            pytest.skip(reason)
+        return functools.partial(emulator.launch, check_races=True), "cpu"
+    from impl.cuda.launch import launch
+
+    return guarded(launch), "cuda"
 
 
 def guarded(launch):

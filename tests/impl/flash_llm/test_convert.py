@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
-from impl.cuda import emulator
 from impl.flash_llm.formats import TwoOfFour
 from impl.flash_llm.kernels.convert import convert
-from tests.impl.flash_llm.conftest import guarded
+from tests.impl.flash_llm.conftest import launcher
 from tests.impl.flash_llm.matrices import random_sparse
 
 ROWS, COLS = TwoOfFour.tile
@@ -19,14 +16,7 @@ ROWS, COLS = TwoOfFour.tile
 @pytest.fixture(params=["emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
 def converted(request):
     """`converted(tiles)` gives units and counts on the CPU."""
-    if request.param == "emulated":
-        if reason := emulator.available():
-            pytest.skip(reason)
-        launch, device = functools.partial(emulator.launch, check_races=True), "cpu"
-    else:
-        from impl.cuda.launch import launch as on_gpu
-
-        launch, device = guarded(on_gpu), "cuda"
+    launch, device = launcher(request.param)
     return lambda tiles: tuple(part.cpu() for part in convert(tiles.to(device), launch))
 
 

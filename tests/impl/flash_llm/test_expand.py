@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
 from impl.cuda import emulator
 from impl.flash_llm.kernels.expand import expand
-from tests.impl.flash_llm.conftest import guarded
+from tests.impl.flash_llm.conftest import launcher
 from tests.impl.flash_llm.matrices import bits, random_sparse
 
 
 @pytest.fixture(params=["emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
 def expanded(request, kind):
     """`expanded(w)` gives w compressed and expanded again, on the CPU."""
-    if request.param == "emulated":
-        if reason := emulator.available():
-            pytest.skip(reason)
-        launch, device = functools.partial(emulator.launch, check_races=True), "cpu"
-    else:
-        from impl.cuda.launch import launch as on_gpu
-
-        launch, device = guarded(on_gpu), "cuda"
+    launch, device = launcher(request.param)
 
     def run(w):
         weight = kind.from_dense(w.to(device))

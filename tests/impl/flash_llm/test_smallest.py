@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import pytest
 import torch
 
-from impl.cuda import emulator
 from impl.flash_llm.formats import FORMATS
 from impl.flash_llm.kernels import KERNELS, Problem, choose_plan, equal_shares, has_kernel
 from impl.flash_llm.kernels.convert import CONVERT, MEASURE
 from impl.flash_llm.kernels.expand import EXPAND
-from tests.impl.flash_llm.conftest import guarded
+from tests.impl.flash_llm.conftest import launcher
 from tests.impl.flash_llm.devices import H200, HOPPER
 from tests.impl.flash_llm.matrices import assert_is_product, random_sparse
 
@@ -46,16 +44,9 @@ def test_smallest(multiply, kind, shape):
 @pytest.mark.parametrize("how", ["emulated", pytest.param("kernel", marks=pytest.mark.gpu)])
 def test_smallest_of_each_size_of_block(how, blocks, tile_n, kernel):
     """Of sm_90a: which one a planner takes depends on the shape."""
-    if how == "kernel":
-        if torch.cuda.get_device_capability() != (9, 0):
-            pytest.skip("for sm_90a alone")
-        from impl.cuda.launch import launch as on_gpu
-
-        launch, device = guarded(on_gpu), "cuda"
-    else:
-        if reason := emulator.available():
-            pytest.skip(reason)
-        launch, device = functools.partial(emulator.launch, check_races=True), "cpu"
+    if how == "kernel" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("for sm_90a alone")
+    launch, device = launcher(how)
     w, x = operands(FORMATS[blocks.kind], 130, tile_n, 0.1)  # the longest block must leave room
     weight = FORMATS[blocks.kind].from_dense(w.to(device))
     problem = Problem(130, tile_n, len(x), weight.nbytes, weight.longest)
