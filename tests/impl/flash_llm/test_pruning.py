@@ -24,10 +24,11 @@ def pruned_by_sorting(w, sparsity):
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.8, 0.999, 1.0])
 def test_prunes_the_least_and_exactly_so_many(sparsity, dtype):
     w = torch.randn(130, 77).to(dtype)
+    zeros = int((w == 0).sum())  # about once in a thousand runs a normal number is zero
     expected = pruned_by_sorting(w, sparsity)
     assert prune_(w, sparsity) is w
     assert torch.equal(w, expected)
-    assert (w == 0).sum() == round(sparsity * w.numel())
+    assert (w == 0).sum() == max(round(sparsity * w.numel()), zeros)
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.7])
