@@ -60,7 +60,7 @@ def by_kernels(q: Tensor, k: Tensor, lengths: Tensor, launch: Launch, lse: Tenso
         pattern = _all_blocks(-(-q.shape[2] // _BLOCK), q.device)
         options = {"block": _BLOCK, "causal": False, "softmax": "renormalised", "launch": launch}
         _, lse = attention.forward(q, k, k, pattern.rows, lengths, **options)
-    return attention_map.averaged_map(q, k, lse.contiguous(), lengths, launch=launch)
+    return attention_map.averaged_map(q, k, lse, lengths, launch=launch)
 
 
 @functools.lru_cache(maxsize=8)

@@ -2,7 +2,8 @@
 #pragma once
 
 // Hides where `value` came from: what a loop derives from it is computed at its use, not once and kept in registers.
-__device__ __forceinline__ void forget_origin(int& value) {
+template <typename Integer>
+__device__ __forceinline__ void forget_origin(Integer& value) {
 #ifndef VOLTABENCH_EMULATED
     asm volatile("" : "+r"(value));
 #endif

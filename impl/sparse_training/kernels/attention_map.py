@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from impl.cuda.build import Kernel
 from impl.cuda.steps import Launch, rows_aligned, strides
@@ -31,7 +33,7 @@ def kernel(padded_dim: int, bfloat16: bool) -> Kernel:
             ("MIN_BLOCKS", blocks_per_sm),
         ),
         threads=256,
-        dynamic_shared_bytes=2 * 2 * _TILE * padded_dim * 2,
+        dynamic_shared_bytes=2 * (2 * _TILE * padded_dim * 2 + _TILE * 4),
         max_registers=255 if padded_dim == 128 else 128,
         min_blocks_per_sm=blocks_per_sm,
     )
@@ -55,15 +57,16 @@ def averaged_map(q: Tensor, k: Tensor, lse: Tensor, lengths: Tensor, *, launch: 
     """Mean over batch and heads of exp(q k^T head_dim**-0.5 - lse), float32 [seqlen, seqlen]; deterministic.
 
     q, k: [batch, heads, seqlen, head_dim] that the kernel `takes`. lse: natural log-sum-exps of the rows, float32
-    [batch, heads, seqlen], contiguous. lengths: int32 [batch]; keys past them count 0. `launch` runs it.
+    [batch, heads, seqlen]. lengths: int32 [batch]; keys past them count 0. `launch` runs it.
     """
     batch, heads, seqlen, head_dim = q.shape
     tiles = -(-seqlen // _TILE)
     parts = min(batch, max(1, _BLOCKS // tiles**2))
     maps = torch.empty(parts, seqlen, seqlen, device=q.device)
     sizes = map(np.int32, (batch, heads, seqlen, head_dim))
-    factors = map(np.float32, (head_dim**-0.5, 1 / (batch * heads)))
+    factors = map(np.float32, (head_dim**-0.5 / math.log(2), 1 / (batch * heads)))
     padded_dim = next(dim for dim in PADDED_DIMS if head_dim <= dim)
-    arguments = [q, k, lse, lengths, maps, *strides(q, k), *sizes, *factors]
+    bases = functional.pad(lse / math.log(2), (0, tiles * _TILE - seqlen))
+    arguments = [q, k, bases, lengths, maps, *strides(q, k), *sizes, *factors]
     launch(kernel(padded_dim, q.dtype == torch.bfloat16), (tiles, parts, tiles), arguments)
     return maps[0] if parts == 1 else maps.sum(0)

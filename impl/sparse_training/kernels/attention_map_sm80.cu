@@ -3,12 +3,11 @@
 // of float, and always in the same order.
 //
 // Tile. A block of threads has 128 queries by 128 keys of the map and walks over the heads of its share of the batch;
-// the sums stay in registers, so the maps of single heads exist nowhere. Its warps have 32 by 64 each, of which the
-// scores of 16 keys exist at a time: with 64 sums that is 128 registers a thread, and two blocks on an SM. Q and K are
-// read by cp.async a head ahead. Floor. A pair costs one exponential, and an SM has 16 of them in a clock: 3.7 pairs
-// a picosecond on an H200. Beside it the product (64 FLOPs a pair at head_dim 32), 1 byte of L2 and 6 bytes of shared
-// memory a pair take at most three quarters of their time. It reaches 43 % of that rate: a warp's loads, products and
-// exponentials follow each other, and four warps to a scheduler do not quite fill the gaps.
+// the sums stay in registers, so the maps of single heads exist nowhere. Its warps have 16 queries each, held as
+// fragments; the scores of 32 keys exist at a time: with 64 sums that is 128 registers a thread, and two blocks on an
+// SM. Q, K and the log-sum-exps are read by cp.async a head ahead. Floor. A pair costs one exponential, and an SM has
+// 16 of them in a clock: 3.7 pairs a picosecond on an H200. Beside it at head_dim 32 the products (64 FLOPs a pair)
+// take half to four fifths of that time, the issue of instructions by count the same, shared memory three fifths.
 //
 // Sequences that end before the block's keys are passed by. The grid begins with the first keys, which all have.
 #include "attention/mask_sm80.cuh"
@@ -16,11 +15,12 @@
 #include "registers.cuh"
 
 constexpr int kTile = 128;
-constexpr int kWarpRows = 32, kWarpKeys = 64;
-constexpr int kThreads = kTile / kWarpRows * (kTile / kWarpKeys) * 32;
-constexpr int kRowTiles = kWarpRows / 16;
-constexpr int kKeyTiles = 2;  // of 8 keys, whose scores exist at a time
-constexpr int kGroups = kWarpKeys / 8 / kKeyTiles;
+constexpr int kWarpRows = 16;  // by all keys of the tile
+constexpr int kThreads = kTile / kWarpRows * 32;
+constexpr int kKeyTiles = 4;  // of 8 keys, whose scores exist at a time
+constexpr int kGroupKeys = kKeyTiles * 8;
+constexpr int kGroups = kTile / kGroupKeys;
+constexpr int kSteps = PADDED_DIM / 16;
 constexpr float kLog2e = 1.4426950408889634f;
 
 // One head of one sequence, of which the first `keys` keys count.
@@ -33,91 +33,104 @@ __device__ __forceinline__ bool next_turn(Turn& turn, const int* lengths, int ke
     if (turn.keys > key && ++turn.head < num_heads) return true;
     turn.head = 0;
     while (++turn.batch < end) {
-        turn.keys = lengths ? min(lengths[turn.batch], seqlen) : seqlen;
+        turn.keys = min(lengths[turn.batch], seqlen);
         if (turn.keys > key) return true;
     }
     return false;
 }
 
 // `map` is float [parts, seqlen, seqlen]; a part sums over its share of the batch, all multiplied by `factor`. The grid
-// is (query tiles, parts, key tiles). lse is float [batch, heads, seqlen]; lengths [batch], or null: all count.
+// is (query tiles, parts, key tiles). lse_log2 is float [batch, heads, query tiles * kTile], to base 2; lengths
+// [batch].
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) attention_map_sm80(
-    const Element* __restrict__ q, const Element* __restrict__ k, const float* __restrict__ lse,
+    const Element* __restrict__ q, const Element* __restrict__ k, const float* __restrict__ lse_log2,
     const int* __restrict__ lengths, float* __restrict__ map, long long q_batch_stride, long long q_head_stride,
     long long q_row_stride, long long k_batch_stride, long long k_head_stride, long long k_row_stride, int batch,
-    int num_heads, int seqlen, int head_dim, float softmax_scale, float factor) {
+    int num_heads, int seqlen, int head_dim, float scale_log2, float factor) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Element* tiles = reinterpret_cast<Element*>(shared_memory);  // two stages of Q, then K
     constexpr int kStage = 2 * kTile * PADDED_DIM;
+    float* bases = reinterpret_cast<float*>(tiles + 2 * kStage);  // two stages of log-sum-exps, to base 2
 
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int warp_row = warp % (kTile / kWarpRows) * kWarpRows, warp_key = warp / (kTile / kWarpRows) * kWarpKeys;
     const int row = blockIdx.x * kTile, key = blockIdx.z * kTile;
-    const int first_row = row + warp_row + lane / 4;  // of this lane; then every 8 rows
-    int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane);
-    const float scale_log2 = softmax_scale * kLog2e;
-    q = thread_chunk(q + row * q_row_stride, q_row_stride);
-    k = thread_chunk(k + key * k_row_stride, k_row_stride);
+    q += row * q_row_stride;
+    k += key * k_row_stride;
 
     const int share = (batch + gridDim.y - 1) / gridDim.y, first = blockIdx.y * share;
     const int end = min(first + share, batch);
     Turn turn = {first - 1, 0, 0};
-    const auto load_turn = [&](Element* tile) {
-        load_tile<kTile, kThreads>(tile, q + turn.batch * q_batch_stride + turn.head * q_head_stride, q_row_stride,
-                                   seqlen - row, head_dim);
-        load_tile<kTile, kThreads>(tile + kTile * PADDED_DIM,
-                                   k + turn.batch * k_batch_stride + turn.head * k_head_stride, k_row_stride,
+    const auto load_turn = [&](int stage) {
+        if (threadIdx.x < kTile / 4) {
+            const long long tile_row =
+                static_cast<long long>(turn.batch * num_heads + turn.head) * gridDim.x + blockIdx.x;
+            copy_async_16(bases + stage * kTile + threadIdx.x * 4, lse_log2 + tile_row * kTile + threadIdx.x * 4, true);
+        }
+        Element* tile = tiles + stage * kStage;
+        unsigned thread = threadIdx.x;
+        forget_origin(thread);
+        const Element* turn_q = q + turn.batch * q_batch_stride + turn.head * q_head_stride;
+        const Element* turn_k = k + turn.batch * k_batch_stride + turn.head * k_head_stride;
+        load_tile<kTile, kThreads>(tile, thread_chunk(turn_q, q_row_stride, thread), q_row_stride, seqlen - row,
+                                   head_dim);
+        load_tile<kTile, kThreads>(tile + kTile * PADDED_DIM, thread_chunk(turn_k, k_row_stride, thread), k_row_stride,
                                    turn.keys - key, head_dim);
     };
 
-    float sums[kGroups][kRowTiles][kKeyTiles][4] = {};
+    float sums[kGroups][kKeyTiles][4] = {};
     bool more = next_turn(turn, lengths, key, end, num_heads, seqlen);
-    if (more) load_turn(tiles);
+    if (more) load_turn(0);
     for (int stage = 0; more; stage ^= 1) {
-        const int keys = turn.keys;
-        float base[kRowTiles][2];  // log-sum-exps to base 2
-        const float* turn_lse = lse + static_cast<long long>(turn.batch * num_heads + turn.head) * seqlen;
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                base[m][half] = turn_lse[min(first_row + m * 16 + half * 8, seqlen - 1)] * kLog2e;
+        const int keys = turn.keys - key;
         copy_async_wait<0>();
         __syncthreads();
         more = next_turn(turn, lengths, key, end, num_heads, seqlen);
-        if (more) load_turn(tiles + (stage ^ 1) * kStage);
+        if (more) load_turn(stage ^ 1);
+        unsigned thread = threadIdx.x;
+        forget_origin(thread);  // what follows from it would else take registers throughout
+        const int lane = thread % 32, warp_row = thread / 32 * kWarpRows;
+        const int q_offset = rows_first_offset(lane), k_offset = chunks_first_offset(lane);
         const Element* q_tile = tiles + stage * kStage + warp_row * PADDED_DIM;
-        const Element* k_tile = tiles + stage * kStage + (kTile + warp_key) * PADDED_DIM;
+        const Element* k_tile = tiles + stage * kStage + kTile * PADDED_DIM;
+        const float* warp_bases = bases + stage * kTile + warp_row + lane / 4;
+        const float base[2] = {warp_bases[0], warp_bases[8]};
+        unsigned held[kSteps][4];
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) load_matrix_x4(held[step], q_tile + at_chunk(q_offset, step * 2));
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-            const int group_key = key + warp_key + group * kKeyTiles * 8;
-            forget_origin(q_offset);
-            forget_origin(k_offset);
-            float scores[kRowTiles][kKeyTiles][4];
-            multiply_transposed<1>(scores, q_tile, k_tile + group * kKeyTiles * 8 * PADDED_DIM, q_offset, k_offset);
-            if (group_key + kKeyTiles * 8 > keys) mask_keys(scores, first_row, group_key, keys, keys, lane);
+            __syncwarp();  // else the reads of all groups are started at once, and registers do not suffice
+            float scores[1][kKeyTiles][4] = {};
 #pragma unroll
-            for (int m = 0; m < kRowTiles; ++m)
+            for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-                for (int n = 0; n < kKeyTiles; ++n)
+                for (int n = 0; n < kKeyTiles; n += 2) {
+                    unsigned b[4];
+                    load_matrix_x4(b, k_tile + (group * kKeyTiles + n) * 8 * PADDED_DIM + at_chunk(k_offset, step * 2));
+                    multiply(scores[0][n], held[step], b[0], b[1]);
+                    multiply(scores[0][n + 1], held[step], b[2], b[3]);
+                }
+            const int first_key = group * kGroupKeys;
+            if (first_key + kGroupKeys > keys) mask_keys(scores, 0, first_key, keys, keys, lane);  // all rows alike
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        sums[group][m][n][i] += exp2_fast(fmaf(scores[m][n][i], scale_log2, -base[m][i / 2]));
+            for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    sums[group][n][i] += exp2_fast(fmaf(scores[0][n][i], scale_log2, -base[i / 2]));
         }
     }
 
+    const int lane = threadIdx.x % 32;
+    const int first_row = row + threadIdx.x / 32 * kWarpRows + lane / 4;
     map += static_cast<long long>(blockIdx.y) * seqlen * seqlen;
 #pragma unroll
     for (int group = 0; group < kGroups; ++group)
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m)
+        for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
-            for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int map_row = first_row + m * 16 + i / 2 * 8;
-                    const int map_key = key + warp_key + (group * kKeyTiles + n) * 8 + lane % 4 * 2 + i % 2;
-                    if (map_row < seqlen && map_key < seqlen)
-                        map[static_cast<long long>(map_row) * seqlen + map_key] = sums[group][m][n][i] * factor;
-                }
+            for (int i = 0; i < 4; ++i) {
+                const int map_row = first_row + i / 2 * 8;
+                const int map_key = key + group * kGroupKeys + n * 8 + lane % 4 * 2 + i % 2;
+                if (map_row < seqlen && map_key < seqlen)
+                    map[static_cast<long long>(map_row) * seqlen + map_key] = sums[group][n][i] * factor;
+            }
 }

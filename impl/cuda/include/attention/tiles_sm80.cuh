@@ -56,8 +56,9 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* source, 
     copy_async_commit();
 }
 
-__device__ __forceinline__ const Element* thread_chunk(const Element* source, long long row_stride) {
-    return source + threadIdx.x / kChunks * row_stride + threadIdx.x % kChunks * kChunk;
+__device__ __forceinline__ const Element* thread_chunk(const Element* source, long long row_stride,
+                                                       unsigned thread = threadIdx.x) {
+    return source + thread / kChunks * row_stride + thread % kChunks * kChunk;
 }
 
 // ldmatrix reads four 8x8 matrices, 16 rows by two chunks; this lane's row and chunk of them as an element offset
