@@ -47,10 +47,12 @@ def pattern_loss(patterns: Iterable[LearnedPattern], maps: Tensor, block: int) -
 def pool(attention_map: Tensor, block: int) -> Tensor:
     """Mean of each block, [..., blocks, blocks]; blocks at the edges average the elements they have."""
     size = attention_map.shape[-1]
-    padding = -size % block
-    blocks = functional.pad(attention_map, (0, padding, 0, padding)).unflatten(-1, (-1, block)).sum(-1)
+    if padding := -size % block:
+        attention_map = functional.pad(attention_map, (0, padding, 0, padding))
+    rows = attention_map.unflatten(-2, (-1, block)).sum(-2)  # first, as it reads whole rows of the map
+    blocks = rows.unflatten(-1, (-1, block)).sum(-1)
     counts = (size - block * torch.arange(blocks.shape[-1], device=blocks.device)).clamp(max=block)
-    return blocks.unflatten(-2, (-1, block)).sum(-2) / (counts[:, None] * counts)
+    return blocks / (counts[:, None] * counts)
 
 
 def largest_blocks(scores: Tensor, density: float, keep_diagonal: bool = False) -> Tensor:
