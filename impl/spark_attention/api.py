@@ -44,7 +44,7 @@ def spark_attention(
     added to the scaled scores, -inf hides, and -4096 or less takes the score's place (a row of finfo.min is uniform);
     no gradient goes to it. `dropout_p` is the share of probabilities dropped, to 1/65536, the others are divided by
     1 - dropout_p; which ones depends on batch, head, row and column and on `seed`, an integer or int64 scalar on q's
-    device, or drawn from torch's generator for that device. Under autocast, q, k, v are cast to its type.
+    device, or drawn from torch's generator for that device. Under autocast, floating q, k, v are cast to its type.
 
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
@@ -95,7 +95,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     device = tensors[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def _mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -165,6 +165,13 @@ def test_autocast_casts_the_inputs(device):
 
 
 @on_each_device
+def test_autocast_does_not_make_numbers_of_indices(device):
+    q, k, v = tensors(device=device)
+    with torch.autocast(device, torch.bfloat16), pytest.raises(TypeError, match="k must be float16 or bfloat16"):
+        spark_attention(q, k.long(), v)
+
+
+@on_each_device
 def test_dropout_and_mask_compile_with_their_backward(device):
     q, k, v = (t.requires_grad_() for t in tensors(device=device))
     mask = torch.ones(8, 8, dtype=torch.bool, device=device).tril()
