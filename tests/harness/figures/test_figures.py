@@ -338,6 +338,21 @@ def test_a_long_pause_is_cut_and_said(tmp_path):
     assert any("nothing measured for over 2 minutes" in text.get_text() for text in figure.legends[0].get_texts())
 
 
+def test_a_figure_names_the_commits_and_dates_of_its_own_records(tmp_path):
+    records = synthetic.gpu_records()
+    for record in records:
+        if record.op == "attention":
+            record.commit, record.started_at = "a" * 40, "2026-03-04T05:06:07"
+    run = synthetic.run_of(records, tmp_path)
+    save(run, "attention_forward")
+    told = (tmp_path / "figures/attention_forward.txt").read_text()
+    footer = " ".join(texts(render(run, "attention_forward")[1])).replace("\n", " ")
+    for text in (told, footer):
+        assert "commit aaaaaaaaaaaa · 2026-03-04" in text
+        assert "0123456789ab" not in text
+    assert "commit 0123456789ab, aaaaaaaaaaaa" in run.place
+
+
 @pytest.mark.parametrize("op", ["spmm", "attention"])
 def test_a_run_of_one_op_has_every_figure_and_says_what_it_lacks(tmp_path, op):
     run = synthetic.run_of([r for r in synthetic.gpu_records() if r.op == op], tmp_path)
