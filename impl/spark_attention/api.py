@@ -12,6 +12,7 @@ from torch.autograd.forward_ad import unpack_dual
 from impl.spark_attention import reference
 from impl.spark_attention.extras import Extras
 from impl.spark_attention.kernels import backward, forward
+from impl.spark_attention.kernels.call import MAX_GRID
 from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -153,6 +154,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | 
         raise ValueError(f"head_dim must be 1 to {MAX_HEAD_DIM}, not {head_dim}")
     if heads_kv == 0 or heads % heads_kv:
         raise ValueError(f"query heads ({heads}) must be a multiple of key-value heads ({heads_kv})")
+    if heads > MAX_GRID:
+        raise ValueError(f"query heads ({heads}) must be at most {MAX_GRID}, a launch's limit; the batch may be larger")
     if kernel_arch not in (None, *KERNEL_ARCHS):
         raise ValueError(f"kernel_arch must be one of {', '.join(KERNEL_ARCHS)} or None, not {kernel_arch!r}")
     if accumulate not in ("fp32", "fp16"):
