@@ -401,6 +401,18 @@ def test_curves_beyond_the_seeds_spread_are_counted(tmp_path):
         assert f"SparkAttention: within the spread at {share} of the steps" in texts(figure)
 
 
+@pytest.mark.parametrize("gone", [math.nan, math.inf])
+@pytest.mark.parametrize("contenders", [["spark_attention"], ["spark_attention", "unfused_fp16"]])
+def test_a_curve_that_ends_in_no_number_is_not_within_the_spread(tmp_path, gone, contenders):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    curves = synthetic.curves()
+    lost = curves["contender"].isin(contenders) & (curves["seed"] == 1) & (curves["step"] >= 105)
+    curves.assign(loss=curves["loss"].mask(lost, gone)).to_parquet(tmp_path / "curves.parquet")
+    rows, figure = render(run, "training_curves")
+    assert "SparkAttention: within the spread at 50% of the steps" in texts(figure)
+    assert rows.loc[(rows["contender"] == "spark_attention") & (rows["step"] >= 105), "mean"].isna().all()
+
+
 def test_a_training_that_failed_is_named(tmp_path):
     run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
     curves = synthetic.curves()
