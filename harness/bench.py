@@ -151,6 +151,7 @@ class Bench:
         """A call, and its peak memory where the device tells it."""
         if not self.target.is_cuda:
             return self._timed_call(prepared)
+        gc.collect()  # garbage that is freed during the call would hide as much of what it takes
         torch.cuda.reset_peak_memory_stats()
         before, outside = torch.cuda.memory_allocated(), _bytes_outside_torch()
         result = self._timed_call(prepared)

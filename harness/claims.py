@@ -105,12 +105,17 @@ def write_claims(config: str | Path) -> None:
     Raises ConfigError for a bad config, MachineError when the run has no records.
     """
     run = Run.open(config)
-    table = pd.DataFrame([judge(claim, run).model_dump() for claim in load_claims()])
+    table = claims_table(run)
     table.to_csv(run.folder / "claims.csv", index=False, lineterminator="\n")
     style = "<style>body{font:14px sans-serif}td,th{padding:4px 8px;text-align:left;vertical-align:top}</style>"
     html = table.to_html(index=False, border=0)
     head = f'<!DOCTYPE html><meta charset="utf-8"><title>Claims, run {run.name}</title>{style}'
     (run.folder / "claims.html").write_text(f"{head}<p>{run.place}</p>{html}\n")
+
+
+def claims_table(run: Run) -> pd.DataFrame:
+    """A `ClaimRow` for each published claim."""
+    return pd.DataFrame([judge(claim, run).model_dump() for claim in load_claims()])
 
 
 def judge(claim: Claim, run: Run) -> ClaimRow:
@@ -136,7 +141,7 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
     for name, points in sides.items():
         if not points["timed"].any():
             return row("not measurable here", f"no {claim.measure.of} of {name}: {_losses(points)}")
-    ratios = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]], claim.measure.of)
+    ratios, apart = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]], claim.measure.of)
     if ratios.empty:
         return row("not measurable here", "ours and the baseline have no case in common")
     value = _STATISTICS[claim.statistic](list(ratios))
@@ -152,6 +157,8 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
         reasons.append(f"ours has no {claim.measure.of} on some: {_losses(ours)}")
     if verdict == "reproduced" and len(reasons) > 1:
         verdict = "partly"
+    if apart:
+        reasons.append(f"{apart} of the ratios are of medians of two panels, which were not measured in turns")
     if not baseline["timed"].all():
         reasons.append(f"left out, for the baseline has no {claim.measure.of} there: {_losses(baseline)}")
     return row(verdict, "; ".join(reasons), measured)
@@ -206,21 +213,27 @@ def _losses(points: pd.DataFrame) -> str:
     return ", ".join(f"{count} x {status} ({reason})" for (status, reason), count in counts.items())
 
 
-def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame, of: str) -> pd.Series:
-    """The baseline's time or memory / ours of each common case. Of times, the record's own where it is over this
-    baseline, else from the samples, both as the median over the rounds."""
+def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame, of: str) -> tuple[pd.Series, int]:
+    """The baseline's time or memory / ours of each common case, and how many of them are of two panels.
+
+    Of times, the record's own where it is over this baseline, else from the samples of a panel that has both, each as
+    the median over the rounds. Rounds of two panels do not belong together: there it is the ratio of the medians.
+    """
     theirs, own = baseline["contender"].iloc[0], ours["contender"].iloc[0]
+    pairs = ours.merge(baseline, on=_KEY, suffixes=("", "_of_baseline"))
     if of == "peak memory":
-        peaks = ours.merge(baseline, on=_KEY, suffixes=("", "_of_baseline"))
-        return (peaks["peak_bytes_of_baseline"] / peaks["peak_bytes"]).astype(float)
-    common = ours.merge(baseline[_KEY], on=_KEY)
-    if (common["baseline"] == theirs).all() and common["speedup"].notna().all():
-        return common["speedup"]
+        return (pairs["peak_bytes_of_baseline"] / pairs["peak_bytes"]).astype(float), 0
+    if (pairs["baseline"] == theirs).all() and pairs["speedup"].notna().all():
+        return pairs["speedup"], 0
     keep = [("contender", "in", [theirs, own]), ("metric", "==", "cold"), ("accepted", "==", True)]
     samples = pd.read_parquet(run.folder / "samples.parquet", filters=keep)
-    rounds = {
-        key: rows.groupby("round")["seconds"].agg(list).to_dict() for key, rows in samples.groupby([*_KEY, "contender"])
-    }
-    cases = common[_KEY].itertuples(index=False, name=None)
-    found = [ratio_by_rounds(rounds.get((*case, theirs), {}), rounds.get((*case, own), {})) for case in cases]
-    return pd.Series([ratio[0] for ratio in found if ratio], dtype=float)
+    in_turns = {}
+    for key, rows in samples.groupby([*_KEY, "panel"]):
+        by_name = rows.groupby("contender")
+        rounds = {name: of_one.groupby("round")["seconds"].agg(list).to_dict() for name, of_one in by_name}
+        if ratio := ratio_by_rounds(rounds.get(theirs, {}), rounds.get(own, {})):
+            in_turns.setdefault(key[:-1], ratio[0])
+    cases = pd.MultiIndex.from_frame(pairs[_KEY])
+    ratios = pairs["cold_median_s_of_baseline"] / pairs["cold_median_s"]
+    found = pd.Series([in_turns.get(case, math.nan) for case in cases], index=pairs.index, dtype=float)
+    return found.fillna(ratios.astype(float)), int(found.isna().sum())

@@ -127,7 +127,7 @@ class EnergyMeter:
         if self._period_s is None:
             self._calibrate()
         trials = [self._window(load(), self._window_s) for _ in range(self._settings.trials)]
-        if any(t.joules is None or not t.call_s for t in trials):
+        if any(not t.joules or not t.call_s for t in trials):  # a card at work that says 0 W tells nothing
             return EnergyResult("a window had no energy reading or fewer than two completed calls")
         return self._result(trials)
 

@@ -98,6 +98,7 @@ class Worker:
     def _make_bench(self) -> Bench:
         job, is_cuda = self._job, self._config.device == "cuda"
         card, reason = self._open_card()
+        settings = card.settings() if card else None  # before this process has a context, or it counts as another
         target = _cuda_target() if is_cuda else find_target("cpu")
         machine = {
             "device_name": target.name,
@@ -106,7 +107,7 @@ class Worker:
             "driver": job.driver,
             "config_hash": provenance.config_hash(self._config),
         }
-        self._emit("machine", machine={**machine, "host": provenance.host(), "card": card.settings() if card else None})
+        self._emit("machine", machine={**machine, "host": provenance.host(), "card": settings})
         meter = EnergyMeter(card, self._config.energy, time.perf_counter, time.sleep, random.Random()) if card else None
         flush = flush_buffer(target.device)
         gc.freeze()  # what is imported by now never dies; collecting after each case need not walk it

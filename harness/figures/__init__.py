@@ -82,10 +82,11 @@ def save(run: Run, name: str) -> None:
     from matplotlib.backend_bases import get_registered_canvas_class
 
     rows, figure = render(run, name)
+    place = run.of_figure(rows).place
     folder = run.folder / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-    (folder / f"{name}.txt").write_text(f"{caption(name)} {run.place}.\n")
+    (folder / f"{name}.txt").write_text(f"{caption(name)} {place}.\n")
     with _style():
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
@@ -107,6 +108,7 @@ def render(run: Run, name: str) -> tuple[pd.DataFrame, Figure]:
     module_name, options = FIGURES[name]
     module = importlib.import_module(f"harness.figures.{module_name}")
     rows = module.table(run, **options)
+    run = run.of_figure(rows)
     reason = module.nothing(rows, run)
     with _style():
         return rows, sentence(run, module.TITLE.format(**options), reason) if reason else module.plot(rows, run)

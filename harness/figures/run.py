@@ -20,7 +20,8 @@ from harness.records import CurvePoint, Record
 from harness.store import read_log
 from impl.sparse_training.labels import LABELS
 
-WHO = ["experiment", "panel", "case_id", "contender", "label", "role", "backend", "status", "missing", "reason"]
+KEY = ["experiment", "panel", "case_id", "contender"]  # of a record
+WHO = [*KEY, "label", "role", "backend", "status", "missing", "reason"]
 # whose times figures compare
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
@@ -106,6 +107,7 @@ class Run:
     labels: Mapping[str, str]
     records: pd.DataFrame
     planned: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # Config.training_settings
+    drawn: pd.DataFrame | None = None  # rows whose records are those that `place` tells of; None: all
 
     @classmethod
     def open(cls, config_path: str | Path, folder: Path | None = None) -> Run:
@@ -158,10 +160,15 @@ class Run:
     def device_names(self) -> str:
         return _distinct(self.records["device_name"].dropna()) or "an unknown device"
 
+    def of_figure(self, rows: pd.DataFrame) -> Run:
+        """This run, with a `place` that tells of the records of these rows, where they say which these are."""
+        return dataclasses.replace(self, drawn=rows) if set(KEY) <= set(rows) and len(rows) else self
+
     @property
     def place(self) -> str:
         """Where, from which code and when: one line."""
-        known = {key: self.records[key].dropna() for key in ("commit", "started_at")}
+        records = self.records if self.drawn is None else self.records.merge(self.drawn[KEY].drop_duplicates(), on=KEY)
+        known = {key: records[key].dropna() for key in ("commit", "started_at")}
         dates = sorted({str(start)[:10] for start in known["started_at"]})
         when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
         commits = _distinct(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in known["commit"])

@@ -21,14 +21,14 @@ COLUMNS = [
 
 def table(run: Run) -> pd.DataFrame:
     """Smoothed losses by contender and step: their mean, least and most over the seeds; `distance`, the largest from
-    the baseline's curve of the same seed; and `spread`, of the baseline over its seeds. A contender with a training
-    that failed has one row."""
+    the baseline's curve of the same seed; and `spread`, of the baseline over its seeds. They are null from where a loss
+    is no number. A contender with a training that failed has one row."""
     curves = run.curves()
     if curves.empty:
         return pd.DataFrame(columns=COLUMNS)
     parts = []
     smooth = {
-        name: own.pivot(index="step", columns="seed", values="loss").rolling(WINDOW).mean().dropna()
+        name: own.pivot(index="step", columns="seed", values="loss").rolling(WINDOW).mean().iloc[WINDOW - 1 :]
         for name, own in curves.groupby("contender")
         if own["status"].eq("ok").all()
     }
@@ -38,18 +38,28 @@ def table(run: Run) -> pd.DataFrame:
         losses, reference = smooth.get(name), smooth.get(said["baseline"])
         values = {}
         if losses is not None:
-            values = {"mean": losses.mean(axis=1), "least": losses.min(axis=1), "most": losses.max(axis=1)}
+            values = {"mean": _over_seeds(losses, "mean"), **_range(losses)}
         if losses is not None and reference is not None:
-            values["distance"] = (losses - reference).abs().max(axis=1)
-            values["spread"] = reference.max(axis=1) - reference.min(axis=1)
+            values["distance"] = _over_seeds((losses - reference).abs(), "max")
+            values["spread"] = _range(reference)["most"] - _range(reference)["least"]
         rows = pd.DataFrame(values).reset_index(names="step") if values else pd.DataFrame([{}])
         parts.append(rows.assign(**said, label=run.labels.get(name, name)))
     return pd.concat(parts).reindex(columns=COLUMNS).reset_index(drop=True)
 
 
+def _range(losses: pd.DataFrame) -> dict[str, pd.Series]:
+    return {"least": _over_seeds(losses, "min"), "most": _over_seeds(losses, "max")}
+
+
+def _over_seeds(losses: pd.DataFrame, statistic: str) -> pd.Series:
+    return losses.agg(statistic, axis=1, skipna=False)
+
+
 def within(rows: pd.DataFrame) -> pd.Series:
-    """By contender, the share of steps at which its distance from the baseline is at most the baseline's spread."""
-    compared = rows[(rows["contender"] != rows["baseline"]) & rows["distance"].notna()]
+    """By contender, the share of steps at which its distance from the baseline is at most the baseline's spread; where
+    either is not known, for a loss is no number, it is not."""
+    others = rows[rows["contender"] != rows["baseline"]]
+    compared = others[others.groupby("contender")["spread"].transform(lambda known: known.notna().any())]
     return (compared["distance"] <= compared["spread"]).groupby(compared["contender"]).mean()
 
 

@@ -12,6 +12,7 @@ from torch.autograd.forward_ad import unpack_dual
 from impl.spark_attention import reference
 from impl.spark_attention.extras import Extras
 from impl.spark_attention.kernels import backward, forward
+from impl.spark_attention.kernels.call import MAX_GRID
 from impl.spark_attention.kernels.forward import MAX_HEAD_DIM, source_arch
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -44,7 +45,7 @@ def spark_attention(
     added to the scaled scores, -inf hides, and -4096 or less takes the score's place (a row of finfo.min is uniform);
     no gradient goes to it. `dropout_p` is the share of probabilities dropped, to 1/65536, the others are divided by
     1 - dropout_p; which ones depends on batch, head, row and column and on `seed`, an integer or int64 scalar on q's
-    device, or drawn from torch's generator for that device. Under autocast, q, k, v are cast to its type.
+    device, or drawn from torch's generator for that device. Under autocast, floating q, k, v are cast to its type.
 
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the
     softmax denominators, float32 [batch, heads, seqlen_q], not differentiable, -inf for a row that sees no key.
@@ -95,7 +96,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     device = tensors[0].device.type
     if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def _mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -152,6 +154,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, accumulate: str, kernel_arch: str | 
         raise ValueError(f"head_dim must be 1 to {MAX_HEAD_DIM}, not {head_dim}")
     if heads_kv == 0 or heads % heads_kv:
         raise ValueError(f"query heads ({heads}) must be a multiple of key-value heads ({heads_kv})")
+    if heads > MAX_GRID:
+        raise ValueError(f"query heads ({heads}) must be at most {MAX_GRID}, a launch's limit; the batch may be larger")
     if kernel_arch not in (None, *KERNEL_ARCHS):
         raise ValueError(f"kernel_arch must be one of {', '.join(KERNEL_ARCHS)} or None, not {kernel_arch!r}")
     if accumulate not in ("fp32", "fp16"):

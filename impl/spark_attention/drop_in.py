@@ -24,8 +24,9 @@ def spark_attn_func(
 ) -> Tensor:
     """`flash_attn.flash_attn_func` by `spark_attention`: q, k, v and the result are [batch, seqlen, heads, head_dim].
 
-    The causal mask is aligned bottom-right, as there. The backward is deterministic either way. Raises
-    NotImplementedError for a window, a soft cap, ALiBi slopes or the probabilities, else as `spark_attention` does.
+    The result is contiguous, as there, so that a view joins its heads. The causal mask is aligned bottom-right, as
+    there. The backward is deterministic either way. Raises NotImplementedError for a window, a soft cap, ALiBi slopes
+    or the probabilities, else as `spark_attention` does.
     """
     unsupported = {
         "window_size": window_size not in ((-1, -1), [-1, -1]),
@@ -37,7 +38,7 @@ def spark_attn_func(
     check_tensors("batch, seqlen, heads, head_dim", q=q, k=k, v=v)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = spark_attention(q, k, v, causal=causal, softmax_scale=softmax_scale, dropout_p=dropout_p)
-    return out.transpose(1, 2)
+    return out.transpose(1, 2).contiguous()
 
 
 def scaled_dot_product_attention(

@@ -15,7 +15,7 @@ from harness import bench as bench_module
 from harness.bench import Bench, ContextLost
 from harness.cell import Cell, classify
 from harness.config import Config, Energy, parse_config
-from harness.contender import Target, discover
+from harness.contender import Prepared, Target, discover
 from harness.energy import EnergyMeter, EnergyResult
 from harness.records import NO_ENERGY_CELL
 from harness.timers import flush_buffer
@@ -142,6 +142,54 @@ def test_memory_is_let_go_when_a_case_ends(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(alive) == 2
     assert [ref() for ref in alive] == [None, None]
     assert {name: cell.record.status for name, cell in cells.items()}["oom"] == "out_of_memory"
+
+
+class Memory:
+    """A device's memory as torch.cuda counts it: what is in use, and the most of it since the last reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.used = self.peak = 0
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: self.used)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(bench_module, "_bytes_outside_torch", lambda: 0)
+
+    def reset(self) -> None:
+        self.peak = self.used
+
+    def take(self, size: int) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
+
+
+class Output:
+    """Memory that only the collector of cycles gives back."""
+
+    def __init__(self, memory: Memory, size: int):
+        self._memory, self._size, self._itself = memory, size, self
+        memory.take(size)
+
+    def __del__(self) -> None:
+        self._memory.take(-self._size)
+
+
+def test_the_peak_of_a_call_does_not_miss_what_garbage_gave_back_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(monkeypatch)
+    loaded = config(["good"])
+    (case,) = loaded.cases("e", loaded.panel("e", "p"))
+    bench = Bench(loaded, Target("cuda", "test"), {}, None, "no meter", flush_buffer("cpu"), lambda *_: None)
+    (cell,) = bench.cells(case, ["good"], None)
+
+    def run() -> dict[str, Any]:
+        gc.collect()  # as it may happen at any time
+        return {"y": Output(memory, 1000)}
+
+    prepared = Prepared(run, backend="library")
+    for _ in range(2):  # whose outputs become garbage
+        _, outputs = bench._measured_call(cell, prepared)
+        del outputs
+        assert cell.record.peak_bytes == 1000
 
 
 def test_inputs_that_cannot_be_made_end_every_cell_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

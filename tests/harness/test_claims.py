@@ -148,6 +148,21 @@ def test_another_baseline_is_taken_from_the_samples(tmp_path):
     assert row.measured.startswith(f"{mean:.2f}x geometric mean of 4")
 
 
+def test_rounds_of_two_panels_are_not_paired(tmp_path):
+    """Ours was measured in a panel of its own at one layer; at the other a panel has both, beside one that has not."""
+    made = synthetic.spmm(synthetic.Maker("cuda"), LAYERS, (8,), (0.8,))
+    kept = [r for r in made if r.contender in ("flash_llm_tiled_csl", "cusparse_csr")]
+    for record in kept:
+        record.cold_median_s = {"flash_llm_tiled_csl": 1e-4, "cusparse_csr": 4e-4}[record.contender]
+        record.panel = record.contender if record.m == LAYERS[0][0] else "both"
+    alone = [r.model_copy(update={"panel": "alone", "cold_median_s": 7e-4}) for r in kept if r.panel == "both"]
+    measure = CLAIM["measure"] | {"baseline": "cusparse_csr", "points": 2}
+    row = verdict(kept + alone[:1], tmp_path, measure=measure)
+    assert row.measured == "4.00x geometric mean of 2 (4.00x to 4.00x)"
+    assert "1 of the ratios are of medians of two panels, which were not measured in turns" in row.reason
+    assert row.verdict == "reproduced"
+
+
 def test_a_cpu_run_measures_no_claim(tmp_path):
     run = synthetic.run_of(records(device="cpu"), tmp_path)
     for claim in load_claims():

@@ -112,6 +112,14 @@ def test_without_a_counter_power_is_integrated_and_the_quality_is_fair() -> None
     assert (result.source, result.quality) == ("power_integral", "fair")
 
 
+def test_a_power_of_nothing_is_no_reading() -> None:
+    world = World(0.1)
+    world.has_counter, world.power_factor = False, 0.0
+    result = measure(world)
+    assert result.energy_j is None
+    assert "no energy reading" in result.quality
+
+
 def test_a_counter_that_starts_anew_is_not_believed() -> None:
     world = World(0.1)
     world.reset_at = world.time + 8  # in the first trial's window

@@ -7,8 +7,10 @@ import csv
 import pyarrow.parquet as pq
 import pytest
 
+from harness.claims import claims_table
 from harness.collect import KEY_COLUMNS, read_panels
 from harness.config import load_config
+from harness.figures.run import Run
 from harness.paths import ROOT
 from impl.cuda.report import all_kernels, target_architectures
 
@@ -25,6 +27,11 @@ def test_the_table_has_the_last_record_of_each_cell(config):
     kept = pq.read_table(config.results / "records.parquet", columns=columns).to_pylist()
     said = "voltabench collect config/h200.yaml; then its figures and claims"
     assert kept == [record.model_dump(include=set(columns)) for record in records], said
+
+
+def test_the_verdicts_are_of_its_records(config):
+    table = claims_table(Run.open("config/h200.yaml")).to_csv(index=False, lineterminator="\n")
+    assert (config.results / "claims.csv").read_text() == table, "voltabench claims config/h200.yaml"
 
 
 def test_the_resource_report_has_every_kernel_and_no_spill(config):

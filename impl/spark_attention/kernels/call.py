@@ -11,7 +11,7 @@ from torch import Tensor
 
 from impl.spark_attention.extras import NONE, Extras
 
-MAX_GRID_BATCH = 65535  # blockIdx.z
+MAX_GRID = 65535  # blocks along y, which are heads, and z, sequences
 
 
 class Shape(NamedTuple):
@@ -41,11 +41,11 @@ def shape_of(q: Tensor, k: Tensor, causal: bool) -> Shape:
 def batch_parts(*tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
     """Those sequences of all tensors that one launch can take, with the number of the first."""
     batch = len(tensors[0])
-    if 0 < batch <= MAX_GRID_BATCH:
+    if 0 < batch <= MAX_GRID:
         yield 0, tensors
         return
-    for first in range(0, batch, MAX_GRID_BATCH):
-        yield first, tuple(tensor[first : first + MAX_GRID_BATCH] for tensor in tensors)
+    for first in range(0, batch, MAX_GRID):
+        yield first, tuple(tensor[first : first + MAX_GRID] for tensor in tensors)
 
 
 @dataclass

@@ -338,6 +338,21 @@ def test_a_long_pause_is_cut_and_said(tmp_path):
     assert any("nothing measured for over 2 minutes" in text.get_text() for text in figure.legends[0].get_texts())
 
 
+def test_a_figure_names_the_commits_and_dates_of_its_own_records(tmp_path):
+    records = synthetic.gpu_records()
+    for record in records:
+        if record.op == "attention":
+            record.commit, record.started_at = "a" * 40, "2026-03-04T05:06:07"
+    run = synthetic.run_of(records, tmp_path)
+    save(run, "attention_forward")
+    told = (tmp_path / "figures/attention_forward.txt").read_text()
+    footer = " ".join(texts(render(run, "attention_forward")[1])).replace("\n", " ")
+    for text in (told, footer):
+        assert "commit aaaaaaaaaaaa · 2026-03-04" in text
+        assert "0123456789ab" not in text
+    assert "commit 0123456789ab, aaaaaaaaaaaa" in run.place
+
+
 @pytest.mark.parametrize("op", ["spmm", "attention"])
 def test_a_run_of_one_op_has_every_figure_and_says_what_it_lacks(tmp_path, op):
     run = synthetic.run_of([r for r in synthetic.gpu_records() if r.op == op], tmp_path)
@@ -384,6 +399,18 @@ def test_curves_beyond_the_seeds_spread_are_counted(tmp_path):
         curves.assign(loss=curves["loss"] + worse * late).to_parquet(tmp_path / "curves.parquet")
         _, figure = render(run, "training_curves")
         assert f"SparkAttention: within the spread at {share} of the steps" in texts(figure)
+
+
+@pytest.mark.parametrize("gone", [math.nan, math.inf])
+@pytest.mark.parametrize("contenders", [["spark_attention"], ["spark_attention", "unfused_fp16"]])
+def test_a_curve_that_ends_in_no_number_is_not_within_the_spread(tmp_path, gone, contenders):
+    run = synthetic.run_of(synthetic.cpu_records()[:3], tmp_path)
+    curves = synthetic.curves()
+    lost = curves["contender"].isin(contenders) & (curves["seed"] == 1) & (curves["step"] >= 105)
+    curves.assign(loss=curves["loss"].mask(lost, gone)).to_parquet(tmp_path / "curves.parquet")
+    rows, figure = render(run, "training_curves")
+    assert "SparkAttention: within the spread at 50% of the steps" in texts(figure)
+    assert rows.loc[(rows["contender"] == "spark_attention") & (rows["step"] >= 105), "mean"].isna().all()
 
 
 def test_a_training_that_failed_is_named(tmp_path):

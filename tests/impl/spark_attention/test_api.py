@@ -22,6 +22,7 @@ def tensors(q=(1, 2, 8, 16), k=(1, 2, 8, 16), v=None, dtype=torch.float16, devic
         (tensors(dtype=torch.float32), {}, TypeError, "q must be float16 or bfloat16, not torch.float32"),
         (tensors()[:2] + tensors(dtype=torch.bfloat16)[:1], {}, TypeError, "v is torch.bfloat16"),
         (tensors((1, 3, 8, 16)), {}, ValueError, r"query heads \(3\) must be a multiple of key-value heads \(2\)"),
+        (tensors((1, 65536, 1, 1), (1, 1, 1, 1)), {}, ValueError, r"query heads \(65536\) must be at most 65535"),
         (tensors((1, 2, 8, 136), (1, 2, 8, 136)), {}, ValueError, "head_dim must be 1 to 128, not 136"),
         (tensors((1, 2, 8, 16), (2, 2, 8, 16)), {}, ValueError, "must agree in batch"),
         (tensors(v=(1, 2, 9, 16)), {}, ValueError, "must agree in batch"),
@@ -162,6 +163,13 @@ def test_autocast_casts_the_inputs(device):
     assert torch.equal(out, spark_attention(*(t.bfloat16() for t in (q, k, v))))
     out.sum().backward()
     assert q.grad.dtype == torch.float32
+
+
+@on_each_device
+def test_autocast_does_not_make_numbers_of_indices(device):
+    q, k, v = tensors(device=device)
+    with torch.autocast(device, torch.bfloat16), pytest.raises(TypeError, match="k must be float16 or bfloat16"):
+        spark_attention(q, k.long(), v)
 
 
 @on_each_device

@@ -20,6 +20,7 @@ from impl.spark_attention.kernels.call import Backward
 from impl.spark_attention.kernels.sm70 import BACKWARD
 from tests.impl.spark_attention.backends import LAYOUTS, each_layout, emulated, gpu, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
+from tests.impl.spark_attention.gradients import MANY_TILES
 
 OP = OPS["attention"]
 NAMES = ("dq", "dk", "dv")
@@ -100,6 +101,12 @@ def test_one_token(device):
 def test_lengths_off_the_tile(device, seqlen, causal):
     heads = 3 if seqlen > 2 else 32  # the largest error of a few rows of plain fp16 is a matter of luck
     check_case(device, seqlen=seqlen, num_heads=heads, causal=causal, head_dim=128 if seqlen % 4 == 1 else 64)
+
+
+@everywhere
+@pytest.mark.parametrize("lengths", MANY_TILES)
+def test_many_tiles_and_what_is_left_over(device, lengths):
+    check_case(device, seqlen_q=lengths[0], seqlen_k=lengths[1], causal=True)
 
 
 @pytest.mark.gpu

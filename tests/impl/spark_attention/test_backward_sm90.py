@@ -15,7 +15,7 @@ from impl.spark_attention.kernels.backward_sm90 import backward_steps, takes
 from impl.spark_attention.kernels.call import Backward
 from tests.impl.spark_attention.backends import LAYOUTS, emulated, sequences_far_apart
 from tests.impl.spark_attention.distortions import DISTORTIONS
-from tests.impl.spark_attention.gradients import GRADIENTS, OP, case, saved_by_forward, steps_and_gradients
+from tests.impl.spark_attention.gradients import GRADIENTS, MANY_TILES, OP, case, saved_by_forward, steps_and_gradients
 from tests.impl.spark_attention.gradients import check as check_gradients
 from tests.impl.spark_attention.gradients import gradients as gradients_of
 
@@ -53,6 +53,21 @@ def test_lengths_off_the_tile(device, seqlen, head_dim, causal):
 
 
 @everywhere
+@causal_or_not
+@pytest.mark.parametrize("seqlen", [1, 2, 31, 33, 63, 113, 127, 129])
+def test_more_lengths_off_the_tile_of_several_heads(device, seqlen, causal):
+    heads = 3 if seqlen > 2 else 32  # the largest error of a few rows of plain fp16 is a matter of luck
+    check(device, seqlen=seqlen, num_heads=heads, causal=causal, head_dim=128 if seqlen % 4 == 1 else 64)
+
+
+@everywhere
+@each_head_dim
+@pytest.mark.parametrize("lengths", MANY_TILES)
+def test_many_tiles_and_what_is_left_over(device, lengths, head_dim):
+    check(device, seqlen_q=lengths[0], seqlen_k=lengths[1], head_dim=head_dim, causal=True)
+
+
+@everywhere
 @pytest.mark.parametrize("lengths", [(2, 5), (5, 2), (260, 67), (67, 330)])
 def test_causal_is_aligned_bottom_right(device, lengths):
     seqlen_q, seqlen_k = lengths
@@ -72,13 +87,13 @@ def test_one_token(device, head_dim):
 
 
 @everywhere
-@pytest.mark.parametrize("head_dim", [8, 40, 72])
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 80, 88, 96])
 def test_head_dims_off_the_tile(device, head_dim):
     check(device, seqlen=70, head_dim=head_dim, causal=True)
 
 
 @everywhere
-@pytest.mark.parametrize("heads", [(4, 2), (4, 1)])
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (6, 1)])
 def test_grouped_heads_sum_their_gradients(device, heads):
     check(device, num_heads=heads[0], num_heads_kv=heads[1], seqlen=140, batch=2, causal=True)
 
@@ -137,7 +152,7 @@ def test_strided_inputs_equal_contiguous_ones(device, layout):
 @on_gpu
 @causal_or_not
 @each_head_dim
-@pytest.mark.parametrize("seqlen", [441, 1023, 1025, 4250])
+@pytest.mark.parametrize("seqlen", [441, 1023, 1025, 2925, 4250])
 def test_long_lengths_off_the_tile(device, seqlen, head_dim, causal):
     check(device, batch=2, num_heads=3, seqlen=seqlen, head_dim=head_dim, causal=causal)
 

@@ -81,6 +81,15 @@ def test_flash_attentions_layout_and_alignment(device):
     check(got.transpose(1, 2), q, k, v, attn_mask=mask, scale=0.3)
 
 
+@on_each_device
+def test_heads_of_flash_attentions_result_can_be_joined_by_a_view(device):
+    q, k, v = (t.transpose(1, 2).requires_grad_() for t in tensors(device=device))
+    joined = spark_attn_func(q, k, v).view(2, 20, 4 * 32)
+    assert torch.equal(joined, spark_attention(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2).flatten(2))
+    joined.sum().backward()
+    assert q.grad.isfinite().all()
+
+
 def test_flash_attentions_dropout_is_that_of_torchs_seed():
     q, k, v = tensors()
     results = []
