@@ -44,7 +44,7 @@ def spark_attention(
     `mask` broadcasts to [batch, heads, seqlen_q, seqlen_k]. A boolean one hides keys where it is False; another is
     added to the scaled scores, -inf hides, and -4096 or less takes the score's place (a row of finfo.min is uniform);
     no gradient goes to it. `dropout_p` is the share of probabilities dropped, to 1/65536, the others are divided by
-    1 - dropout_p; which ones depends on batch, head, row and column and on `seed`, an integer or int64 scalar on q's
+    the share kept; which ones depends on batch, head, row and column and on `seed`, an integer or int64 scalar on q's
     device, or drawn from torch's generator for that device. Under autocast, floating q, k, v are cast to its type.
 
     Returns out, contiguous with q's shape and type, and with `return_lse` also the natural logarithm of the

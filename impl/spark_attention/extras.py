@@ -32,8 +32,8 @@ class Extras:
 
     @property
     def keep_scale(self) -> float:
-        """What probabilities that are kept are multiplied by."""
-        return 1 / (1 - self.dropout_p)
+        """What probabilities that are kept are multiplied by: one over the share that is kept, as `dropped` has it."""
+        return _DROPOUT_VALUES / (_DROPOUT_VALUES - self.dropped)
 
 
 NONE = Extras()

@@ -37,6 +37,13 @@ def test_keeps_its_share(p):
     assert abs(mask.mean().item() - (1 - p)) < 3 * sigma
 
 
+@pytest.mark.parametrize("p", [1e-9, 1e-5, 0.1, 0.5, 0.99999, 1 - 1e-9])
+def test_the_scale_is_that_of_the_share_kept(p):
+    """So that the output's mean is the one without dropout, also where the grid of 1/65536 is coarse."""
+    extras = Extras(None, p)
+    assert extras.keep_scale * (1 - extras.dropped / 2**16) == pytest.approx(1, rel=1e-12)
+
+
 def test_heads_sequences_rows_columns_and_seeds_differ():
     mask = kept_of(5, 0.5)
     slices = [mask[0, 0], mask[0, 1], mask[1, 0], kept_of(6, 0.5)[0, 0], kept_of(5 + 2**32, 0.5)[0, 0]]

@@ -91,7 +91,7 @@ def plain(c: Case, dtype: torch.dtype) -> dict[str, Tensor]:
     p = scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
     if c.dropout_p:
         every = (slice(0, seqlen_q), slice(0, seqlen_k))
-        p = p * kept(c.seed, c.extras.dropped, *p.shape[:2], *every) * (1 / (1 - c.dropout_p))
+        p = p * kept(c.seed, c.extras.dropped, *p.shape[:2], *every) / (1 - c.extras.dropped / 2**16)
     out = p @ v
     gradients = torch.autograd.grad(out, leaves, c.dout.to(dtype))
     return dict(zip(NAMES, (out.detach(), *gradients), strict=True))
