@@ -26,9 +26,11 @@ def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     whose columns are not adjacent is copied first. split_k: into how many parts k is cut, chosen from the shapes and
     the number of SMs when left out; the result is the same on every run.
 
-    Raises TypeError for another dtype, ValueError for shapes, devices or a split_k that do not fit, and
-    NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
+    Raises TypeError for another dtype or a dense weight, ValueError for shapes, devices or a split_k that do not fit,
+    and NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
     """
+    if not isinstance(weight, SparseMatrix):
+        raise TypeError(f"weight must be compressed, as by Bitmap.from_dense(w), not a {type(weight).__name__}")
     m, k = weight.shape
     refuse_gradient(x)
     if x.dim() != 2 or x.shape[0] != k or x.shape[1] < 1:

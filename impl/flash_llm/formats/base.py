@@ -41,7 +41,7 @@ class SparseMatrix(ABC):
         self._check_structure()
         object.__setattr__(self, "longest", int(self.offsets.diff().max()))
         tiles_m, tiles_k = self.grid(*self.shape)
-        step = STRIP_ELEMENTS[self.device.type] // (self.tile[0] * self.tile[1])
+        step = _strip_elements(self.device) // (self.tile[0] * self.tile[1])
         for first in range(0, tiles_m * tiles_k, step):
             self._check_tiles(first, min(first + step, tiles_m * tiles_k))
 
@@ -114,7 +114,7 @@ class SparseMatrix(ABC):
     def _from_strips(cls, strip: Callable[[int, int], Tensor], shape: tuple[int, int], device: torch.device) -> Self:
         """Encode the dense rows `strip(begin, end)`, float16, one strip after the other."""
         m, k = _whole(shape)
-        rows = max(1, STRIP_ELEMENTS[device.type] // (cls.tile[0] * k)) * cls.tile[0]
+        rows = max(1, _strip_elements(device) // (cls.tile[0] * k)) * cls.tile[0]
         parts = [cls._encode(cls._cut(strip(begin, min(begin + rows, m)))) for begin in range(0, m, rows)]
         counts = torch.cat([counts for _, counts in parts])
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
@@ -209,6 +209,13 @@ class SparseMatrix(ABC):
         """The error that `what` is wrong in a tile."""
         row, column = divmod(tile, self.grid(*self.shape)[1])
         return ValueError(f"tile {tile}, from row {row * self.tile[0]} and column {column * self.tile[1]}: {what}")
+
+
+def _strip_elements(device: torch.device) -> int:
+    """Raises ValueError for a device that the formats are not made on."""
+    if device.type not in STRIP_ELEMENTS:
+        raise ValueError(f"a matrix on {device}; it must be on one of {', '.join(STRIP_ELEMENTS)}")
+    return STRIP_ELEMENTS[device.type]
 
 
 def first_true(wrong: Tensor) -> int | None:

@@ -138,6 +138,8 @@ def test_shapes_without_elements_are_refused(kind, shape):
 def test_other_dtypes_and_empty_shapes_are_refused(kind):
     with pytest.raises(TypeError, match="float16"):
         kind.from_dense(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="a matrix on meta; it must be on one of cpu, cuda"):
+        kind.from_dense(torch.ones(2, 2, device="meta").half())
     with pytest.raises(TypeError, match="2-D"):
         kind.from_dense(torch.ones(2).half())
     with pytest.raises(ValueError, match="no elements"):
