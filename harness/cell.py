@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.case import Case
 from harness.config import Config
 from harness.contender import Contender, Prepared, Unsupported
@@ -18,11 +20,17 @@ from harness.lazy import lazy_import
 from harness.paths import ROOT
 from harness.records import NO_ENERGY_CELL, Record, Sample
 from harness.statistics import quartiles, ratio_by_rounds
+from harness.strict import first_mistake
 from harness.timers import Timer
 from harness.timing import Timings
 from harness.verify import Gate, Verdict
 
 torch = lazy_import("torch")
+
+PREPARED = (  # columns that a contender's Prepared fills
+    *("backend", "kernel_arch", "built_arch", "kernel_hash", "variant"),
+    *("format_bytes", "conversion_s", "resident_bytes", "note"),
+)
 
 
 @dataclass
@@ -55,24 +63,22 @@ class Cell:
         self.prepared = self.gate = self.timer = None
 
     def take_prepared(self, prepared: Prepared, setup_s: float) -> None:
-        record = self.record
-        self.prepared, record.setup_s = prepared, max(setup_s, prepared.conversion_s or 0.0)  # made for a case before
-        for name in (
-            "backend",
-            "kernel_arch",
-            "built_arch",
-            "kernel_hash",
-            "variant",
-            "format_bytes",
-            "conversion_s",
-            "resident_bytes",
-            "note",
-        ):
-            setattr(record, name, getattr(prepared, name))
-        record.tuning = json.dumps(prepared.tuning, sort_keys=True) if prepared.tuning else None
+        """Raises TypeError or ValueError for what a record cannot hold, before any of it is in there."""
+        if not isinstance(prepared, Prepared):
+            raise TypeError(f"prepare returned {type(prepared).__name__}; it must be a Prepared")
+        fields = {name: getattr(prepared, name) for name in PREPARED}
+        fields["setup_s"] = max(setup_s, prepared.conversion_s or 0.0)  # made for a case before
+        fields["tuning"] = json.dumps(prepared.tuning, sort_keys=True) if prepared.tuning else None
+        fields["reason"] = prepared.no_times
         if prepared.bytes_floor is not None:
-            record.bytes_floor = prepared.bytes_floor
-        record.reason = prepared.no_times
+            fields["bytes_floor"] = prepared.bytes_floor
+        try:
+            checked = Record.model_validate({**self.record.model_dump(), **fields})
+        except ValidationError as error:
+            raise ValueError(f"Prepared.{first_mistake(error)}") from None
+        for name in fields:
+            setattr(self.record, name, getattr(checked, name))
+        self.prepared = prepared
 
     def take_verdict(self, verdict: Verdict, when: str = "") -> None:
         record = self.record

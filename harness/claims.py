@@ -188,10 +188,12 @@ def _judge_accuracy(measure: Accuracy, run: Run) -> tuple[Verdict, str, str]:
 
 
 def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
-    """The contender's records on the claim's sweep, each case once; `timed` where its time is a speed on a GPU."""
+    """The contender's records on the claim's sweep, each case once; `timed` where its time is a speed on a GPU.
+
+    Of two panels that share a case it is the first by name that was timed, as in figures, whatever their order.
+    """
     rows = run.records[(run.records["op"] == measure.op) & (run.records["contender"] == contender)]
     layers = pd.read_csv(PAPER / "opt_layers.csv").set_index(["m", "k"]).index
-    rows = rows.drop_duplicates(_KEY)  # two panels may share a case
     rows = rows.assign(
         tokens=rows["batch"] * rows["seqlen_q"],
         hidden=rows["num_heads"] * rows["head_dim"],
@@ -201,7 +203,8 @@ def _points(run: Run, measure: Measure, contender: str) -> pd.DataFrame:
         rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     kinds = ("kernel",) if rows["role"].eq("ours").any() else ON_GPU
     timed = (rows["status"] == "ok") & rows["backend"].isin(kinds) & rows[measure.column].notna()
-    return rows.assign(timed=timed)
+    rows = rows.assign(timed=timed).sort_values(["timed", "panel"], ascending=[False, True], kind="stable")
+    return rows.drop_duplicates(_KEY).sort_index()
 
 
 def _losses(points: pd.DataFrame) -> str:

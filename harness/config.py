@@ -20,7 +20,7 @@ from harness.errors import ConfigError
 from harness.ops import OPS
 from harness.ops.training_step import MODELS, TrainingStep, TrainingStepParams
 from harness.paths import ROOT
-from harness.strict import StrictModel
+from harness.strict import StrictModel, first_mistake
 from impl.sparse_training.labels import LABELS
 from impl.sparse_training.recipes import RECIPES, refusal, source_of
 
@@ -188,7 +188,7 @@ class Config(StrictModel):
                 try:
                     params = op.Params.model_validate(fields)
                 except ValidationError as error:
-                    raise ConfigError(f"{place}: {_first(error)} in the case {fields}") from None
+                    raise ConfigError(f"{place}: {first_mistake(error)} in the case {fields}") from None
                 if op.peak_bytes_estimate(params) > LARGEST_BYTES:
                     raise ConfigError(f"{place}: more than {LARGEST_BYTES >> 40} TiB of memory in the case {fields}")
                 energy = [c for cells in panel.energy if _matches(params, cells.where) for c in cells.contenders]
@@ -223,16 +223,6 @@ class Config(StrictModel):
 
 def _matches(params: Any, where: dict[str, Any]) -> bool:
     return all(getattr(params, key, None) == value for key, value in where.items())
-
-
-def _first(error: ValidationError) -> str:
-    """The first mistake as `place: what is right (got ...)`."""
-    detail = error.errors()[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] != "value_error":
-        message += f" (got {detail['input']!r})"
-    return f"{where}: {message}" if where else message
 
 
 def _known(place: str, what: str, name: str, names: Any) -> None:
@@ -301,11 +291,14 @@ def _check_panel(config: Config, experiment: str, panel: Panel) -> None:
 
 def parse_config(raw: Any, source: str) -> Config:
     """Check `raw` (a mapping) whole; `source` names it in errors. Raises ConfigError."""
+    if not isinstance(raw, dict):
+        what = "nothing" if raw is None else repr(raw)[:40]
+        raise ConfigError(f"{source}: a config is keys with values, run: and device: first; this is {what}")
     try:
         config = Config.model_validate(raw)
         _check(config)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_first(error)}") from None
+        raise ConfigError(f"{source}: {first_mistake(error)}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return config

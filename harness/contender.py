@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from harness.errors import ConfigError
 from harness.paths import ROOT
@@ -162,20 +162,35 @@ def contender_files(folders: Iterable[Path] = ()) -> list[Path]:
     return sorted(f for f in files if not f.name.startswith("_"))
 
 
+def _check_contract(path: Path, cls: type[Contender]) -> None:
+    """Raises ConfigError for a class with a name that lacks something else, or whose op or role is none."""
+    from harness.ops import OPS  # which build upon this module
+
+    lacking = [name for name in ("op", "role", "label", "summary", "source") if not hasattr(cls, name)]
+    lacking += sorted(cls.__abstractmethods__)
+    if lacking:
+        raise ConfigError(f"{path}: {cls.__name__} lacks {', '.join(lacking)}; see Contender in harness/contender.py")
+    for what, given, known in (("op", cls.op, sorted(OPS)), ("role", cls.role, get_args(Role))):
+        if given not in known:
+            raise ConfigError(f"{path}: {cls.__name__}.{what} is {given!r}; known: {', '.join(known)}")
+
+
 @functools.cache
 def discover(folders: tuple[Path, ...] = ()) -> dict[str, dict[str, Contender]]:
     """All contenders as `{op: {name: instance}}`, from the repository and the given folders.
 
-    Raises ConfigError when two contenders of one op share a name, or a user's file does not load.
+    Raises ConfigError when two contenders of one op share a name, or a user's file does not load or has a contender
+    that lacks something of the contract.
     """
     found: dict[str, dict[str, Contender]] = {}
     for path in contender_files(folders):
         module = _load(path)
         for cls in vars(module).values():
-            if not (inspect.isclass(cls) and issubclass(cls, Contender)) or inspect.isabstract(cls):
+            if not (inspect.isclass(cls) and issubclass(cls, Contender)) or cls.__module__ != module.__name__:
                 continue
-            if cls.__module__ != module.__name__ or not (hasattr(cls, "name") and hasattr(cls, "op")):
-                continue
+            if not hasattr(cls, "name") or (cls.__name__.startswith("_") and not hasattr(cls, "op")):
+                continue  # what several share
+            _check_contract(path, cls)
             by_name = found.setdefault(cls.op, {})
             if cls.name in by_name:
                 raise ConfigError(f"{path}: a contender named {cls.name!r} exists for op {cls.op!r}; rename one")

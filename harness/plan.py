@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from harness.config import Config, load_config
-from harness.contender import Target
+from harness.contender import Contender, Target
 from harness.energy import DEFAULT_PERIOD_S, TICKS
 from harness.errors import MachineError
 from harness.machine import find_target
@@ -44,7 +45,7 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
     refused: Counter[tuple[str, str, str]] = Counter()
     seconds, peak, cases = JOB_S[target.device], 0, set()
     for case, contender in rows:
-        if refusal := contenders[contender].refusal(case.params, target):
+        if refusal := _refusal(contenders[contender], case.params, target):
             status, reason = refusal
             refused[status, contender, reason] += 1
             continue
@@ -58,6 +59,14 @@ def plan_panel(config: Config, name: str, target: Target) -> PanelPlan:
             window = max(config.energy.window_s, TICKS * DEFAULT_PERIOD_S)
             seconds += ENERGY_S + config.energy.settle_s + config.energy.trials * window
     return PanelPlan(name, config.panel(experiment, panel).headline, len(rows), refused, peak, seconds)
+
+
+def _refusal(contender: Contender, params: Any, target: Target) -> tuple[str, str] | None:
+    """As the row's record will have it, also where a user's contender fails at the question."""
+    try:
+        return contender.refusal(params, target)
+    except Exception as error:
+        return "crashed", f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _window(config: Config, call_s: float, target: Target) -> float:

@@ -111,6 +111,8 @@ def pending(config: Config, panel: str) -> list[tuple[Case, str]]:
             return contenders[name].unavailable(find_target(config.device)) is None
         except MachineError:  # planning on a node without the GPU
             return False
+        except Exception:  # of a user's contender: its record will say it
+            return True
 
     rows = []
     for case, name in planned:

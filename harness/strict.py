@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class StrictModel(BaseModel):
@@ -19,3 +19,13 @@ class StrictModel(BaseModel):
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(cls.model_fields))}")
         return given
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake as `place: what is right (got ...)`."""
+    detail = error.errors()[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] != "value_error":
+        message += f" (got {detail['input']!r})"
+    return f"{where}: {message}" if where else message

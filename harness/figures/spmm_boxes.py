@@ -18,6 +18,7 @@ from harness.figures.style import BLACK, PALE, Look
 
 BOX_FROM = 4  # fewer points are drawn without a box
 _THIN = {"color": BLACK, "linewidth": 0.6}
+_FILL = 0.3  # opacity of a box, on which its median and its points are to be seen
 
 
 def boxes_by_sparsity(rows: pd.DataFrame, run: Run, title: str, value: str, ylabel: str) -> Figure:
@@ -65,7 +66,7 @@ def _boxes(ax: Axes, rows: pd.DataFrame, value: str, series: Mapping[str, Look],
             if len(values) >= BOX_FROM:
                 ax.boxplot(
                     [values], positions=[at], widths=width * 0.8, patch_artist=True, showfliers=False,
-                    manage_ticks=False, boxprops=look.bar | {"linewidth": 0.6},
+                    manage_ticks=False, boxprops=look.bar | {"facecolor": (look.colour, _FILL), "linewidth": 0.6},
                     medianprops=_THIN, whiskerprops=_THIN, capprops=_THIN,
                 )  # fmt: skip
             spread = np.linspace(-0.25, 0.25, len(values)) * width if len(values) > 1 else np.zeros(len(values))

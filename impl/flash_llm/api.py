@@ -22,13 +22,15 @@ _INT32_MAX = torch.iinfo(torch.int32).max
 def spmm(weight: SparseMatrix, x: Tensor, split_k: int | None = None) -> Tensor:
     """Y [m, n] = W [m, k] X [k, n], float16, accumulated in float32 (Xia et al., PVLDB 17(2), 2023).
 
-    weight: W in Tiled-CSL or as a bitmap. x: [k, n] float16 on the weight's device; rows may be strided, a matrix
+    weight: W in one of FORMATS. x: [k, n] float16 on the weight's device; rows may be strided, a matrix
     whose columns are not adjacent is copied first. split_k: into how many parts k is cut, chosen from the shapes and
     the number of SMs when left out; the result is the same on every run.
 
-    Raises TypeError for another dtype, ValueError for shapes, devices or a split_k that do not fit, and
-    NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
+    Raises TypeError for another dtype or a dense weight, ValueError for shapes, devices or a split_k that do not fit,
+    and NotImplementedError on a GPU that no kernel of the format is for, and where x asks for a gradient.
     """
+    if not isinstance(weight, SparseMatrix):
+        raise TypeError(f"weight must be compressed, as by Bitmap.from_dense(w), not a {type(weight).__name__}")
     m, k = weight.shape
     refuse_gradient(x)
     if x.dim() != 2 or x.shape[0] != k or x.shape[1] < 1:

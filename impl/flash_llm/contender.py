@@ -1,4 +1,4 @@
-"""Flash-LLM's SpMM, and a decoding step on it, with the weights in Tiled-CSL and in the bitmap format."""
+"""Flash-LLM's SpMM, and a decoding step on it, with the weights in each of its formats."""
 
 from __future__ import annotations
 

@@ -63,9 +63,11 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Raises ValueError for an x of another width, and as `impl.flash_llm.api.spmm` does."""
-        if x.shape[-1] != self.in_features:
+        if x.shape[-1:] != (self.in_features,):
             raise ValueError(f"x must be [..., {self.in_features}], not {list(x.shape)}")
         refuse_gradient(x)
+        if x.dtype != torch.float16 and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"x must be float16, not {x.dtype}")
         rows = x.reshape(-1, self.in_features)
         if rows.shape[0] == 0 or self.path(rows.shape[0]) == "dense":
             return nn.functional.linear(x, expand(self.weight), self.bias)

@@ -46,6 +46,21 @@ def test_verdict_follows_the_share_of_the_gain(tmp_path, published, expected):
     assert f"{math.log(2) / math.log(published):.0%} of the published gain" in row.reason
 
 
+def test_of_panels_that_share_a_case_the_one_with_a_time_counts_in_any_order(tmp_path):
+    made = records()
+    lost = [
+        r.model_copy(update={"panel": panel, "status": "out_of_memory", "cold_median_s": None, "speedup": None})
+        for panel in ("a", "zz")
+        for r in made
+    ]
+    slower = [r.model_copy(update={"panel": "zz", "speedup": r.speedup and r.speedup / 2}) for r in made]
+    for others in (lost, slower):
+        rows = [verdict(order, tmp_path) for order in (made + others, others + made)]
+        assert rows[0] == rows[1]
+        assert rows[0].measured == "2.00x geometric mean of 4 (2.00x to 2.00x)"
+        assert rows[0].verdict == "reproduced"
+
+
 def test_a_slower_kernel_fails_its_claim(tmp_path):
     row = verdict(records(speedup=0.8), tmp_path)
     assert row.verdict == "not"

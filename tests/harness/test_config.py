@@ -160,6 +160,7 @@ def test_what_is_no_mapping_is_refused(tmp_path, text):
         load_config(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+    assert "Config" not in str(caught.value), "a user knows of no class"
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
@@ -175,6 +176,36 @@ def test_a_contender_file_that_does_not_load_is_named(tmp_path, text):
     kinds = "RuntimeError|SystemExit|SyntaxError"
     with pytest.raises(ConfigError, match=rf"my\.yaml: contender_folders: .*mine\.py: ({kinds}): "):
         parse_config({**GOOD, "contender_folders": [str(tmp_path)]}, "my.yaml")
+
+
+CONTENDER = """
+from harness.contender import Contender, Prepared
+
+class Mine(Contender):
+    name, op, role, label, summary, source = "mine", "spmm", "baseline", "a", "b", "c"
+
+    def prepare(self, params, inputs, target):
+        return Prepared(lambda: {"y": inputs["w"] @ inputs["x"]}, backend="library")
+"""
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "message"),
+    [
+        ("def prepare", "def prepares", "Mine lacks prepare; see Contender"),
+        ("name, op, role, label", "name, _, role, _", "Mine lacks op, label; see Contender"),
+        ("spmm", "spmv", "Mine.op is 'spmv'; known: attention, .*spmm"),
+        ("baseline", "rival", "Mine.role is 'rival'; known: ours, baseline, control"),
+    ],
+)
+def test_a_contender_that_is_not_whole_is_named_with_what_it_lacks(tmp_path, whole, part, message):
+    for place, text in (("good", CONTENDER), ("bad", CONTENDER.replace(whole, part))):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(text)
+    good = parse_config({**GOOD, "contender_folders": [str(tmp_path / "good")]}, "my.yaml")
+    assert "mine" in good.contenders("spmm")
+    with pytest.raises(ConfigError, match=rf"my\.yaml: .*mine\.py: {message}"):
+        parse_config({**GOOD, "contender_folders": [str(tmp_path / "bad")]}, "my.yaml")
 
 
 def test_a_missing_file_names_the_ones_there_are():

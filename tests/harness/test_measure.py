@@ -108,7 +108,7 @@ def children(pid: int) -> list[int]:
 
 def test_every_failure_is_a_record_and_the_rest_goes_on(bed: Bed) -> None:
     names = ["good", "segfault", "quits", "hangs", "wrong", "wrong_later", "unwritten", "oom", "raises"]
-    names += ["unsupported", "untimed", "needs_package"]
+    names += ["unsupported", "untimed", "needs_package", "other_backend", "other_tuning", "not_prepared", "cannot_say"]
     config = bed.configure(names, measure={"timeout_s": 8})
     bed.run(config)
     found = {contender: r for (_, contender), r in bed.records().items()}
@@ -125,6 +125,10 @@ def test_every_failure_is_a_record_and_the_rest_goes_on(bed: Bed) -> None:
         "unsupported": "unsupported",
         "untimed": "ok",
         "needs_package": "unavailable",
+        "other_backend": "crashed",
+        "other_tuning": "crashed",
+        "not_prepared": "crashed",
+        "cannot_say": "crashed",
     }
     reasons = {name: r.reason for name, r in found.items()}
     assert reasons["segfault"] == "verify: killed by SIGSEGV; last words: about to fall"
@@ -136,6 +140,10 @@ def test_every_failure_is_a_record_and_the_rest_goes_on(bed: Bed) -> None:
     assert reasons["raises"] == "ValueError: no kernel for this shape"
     assert reasons["unsupported"] == "m must be odd"
     assert reasons["needs_package"] == "pip install the-package"
+    assert reasons["other_backend"].startswith("ValueError: Prepared.backend: Input should be 'reference', 'emulated'")
+    assert reasons["other_tuning"].startswith("TypeError: ")
+    assert reasons["not_prepared"] == "TypeError: prepare returned NoneType; it must be a Prepared"
+    assert reasons["cannot_say"] == "RuntimeError: no such file"
     assert reasons["good"] is None
     for name, record in found.items():
         timed = name == "good"

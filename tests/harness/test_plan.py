@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness.config import load_config
+from harness.config import load_config, parse_config
 from harness.contender import Target
 from harness.energy import DEFAULT_PERIOD_S, TICKS
 from harness.paths import ROOT
@@ -34,6 +34,20 @@ def test_refused_rows_have_status_contender_and_reason(smoke):
     ((status, _contender, reason),) = [key for key in refused if key[1] == "semi_structured"]
     assert status == "unavailable"
     assert reason
+
+
+def test_a_contender_that_fails_when_asked_is_a_crashed_row():
+    spmm = {"op": "spmm", "question": "q", "baseline": "cublas", "contenders": ["cublas", "cannot_say"]}
+    panel = {"name": "p", "title": "p", "each": {"m": 64, "k": 64, "n": 8, "sparsity": [0.5, 0.8]}}
+    folder = str(ROOT / "tests/harness/contenders")
+    raw = {
+        "run": "t",
+        "device": "cpu",
+        "contender_folders": [folder],
+        "experiments": {"e": {**spmm, "panels": [panel]}},
+    }
+    plan = plan_panel(parse_config(raw, "test"), "e/p", CPU)
+    assert (plan.rows, dict(plan.refused)) == (4, {("crashed", "cannot_say", "RuntimeError: no such file"): 2})
 
 
 def test_memory_is_the_largest_case(smoke):

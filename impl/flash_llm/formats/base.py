@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class SparseMatrix(ABC):
         self._check_structure()
         object.__setattr__(self, "longest", int(self.offsets.diff().max()))
         tiles_m, tiles_k = self.grid(*self.shape)
-        step = STRIP_ELEMENTS[self.device.type] // (self.tile[0] * self.tile[1])
+        step = _strip_elements(self.device) // (self.tile[0] * self.tile[1])
         for first in range(0, tiles_m * tiles_k, step):
             self._check_tiles(first, min(first + step, tiles_m * tiles_k))
 
@@ -69,10 +70,11 @@ class SparseMatrix(ABC):
         """Convert CSR arrays: crow_indices int [m + 1], col_indices int [nnz], values float16 [nnz].
 
         Columns of a row may come in any order. Repeated ones are summed in float32 and rounded once; zeros
-        among the values, and sums that are zero, are not stored. Raises ValueError for indices that do not fit.
+        among the values, and sums that are zero, are not stored. Raises ValueError for indices that do not fit,
+        TypeError for ones that are no integers.
         """
-        m, k = shape
-        crow, col = crow_indices.long(), col_indices.long()
+        m, k = _whole(shape)
+        crow, col = _integers(crow_indices, "crow_indices"), _integers(col_indices, "col_indices")
         if values.dtype != torch.float16:
             raise TypeError(f"values must be float16, not {values.dtype}")
         if col.shape != values.shape or values.dim() != 1:
@@ -92,14 +94,17 @@ class SparseMatrix(ABC):
     def from_coo(cls, indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Self:
         """Convert COO arrays, in any order: indices int [2, nnz] (row, column), values float16 [nnz].
 
-        Repeated elements are summed as in `from_csr`. Raises ValueError for indices that do not fit.
+        Repeated elements are summed as in `from_csr`, and errors raised.
         """
+        m, _ = _whole(shape)
         if indices.dim() != 2 or indices.shape[0] != 2:
             raise ValueError(f"indices must be [2, nnz], not {tuple(indices.shape)}")
-        rows, columns = indices.long()
-        _check_indices(rows, "row", shape[0])
-        crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
-        torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
+        if values.shape != indices.shape[1:]:  # before they are put in order, which would leave out what is too much
+            raise ValueError(f"{indices.shape[1]} elements for {tuple(values.shape)} values, which must be [nnz]")
+        rows, columns = _integers(indices, "indices")
+        _check_indices(rows, "row", m)
+        crow = torch.zeros(m + 1, dtype=torch.int64, device=rows.device)
+        torch.cumsum(torch.bincount(rows, minlength=m), 0, out=crow[1:])
         if (rows.diff() < 0).any():
             order = torch.argsort(rows, stable=True)
             columns, values = columns[order], values[order]
@@ -108,10 +113,8 @@ class SparseMatrix(ABC):
     @classmethod
     def _from_strips(cls, strip: Callable[[int, int], Tensor], shape: tuple[int, int], device: torch.device) -> Self:
         """Encode the dense rows `strip(begin, end)`, float16, one strip after the other."""
-        if min(shape) < 1:
-            raise ValueError(f"a matrix of shape {tuple(shape)} has no elements")
-        m, k = shape
-        rows = max(1, STRIP_ELEMENTS[device.type] // (cls.tile[0] * k)) * cls.tile[0]
+        m, k = _whole(shape)
+        rows = max(1, _strip_elements(device) // (cls.tile[0] * k)) * cls.tile[0]
         parts = [cls._encode(cls._cut(strip(begin, min(begin + rows, m)))) for begin in range(0, m, rows)]
         counts = torch.cat([counts for _, counts in parts])
         offsets = torch.zeros(len(counts) + 1, dtype=torch.int64, device=device)
@@ -183,8 +186,7 @@ class SparseMatrix(ABC):
             raise ValueError(f"data on {data.device} but offsets on {offsets.device}")
         if data.shape[1] != self.words or data.data_ptr() % 16:
             raise ValueError(f"data of {data.shape[1]} words: it must have {self.words}, and be aligned to 16 bytes")
-        if min(self.shape) < 1:
-            raise ValueError(f"a matrix of shape {tuple(self.shape)} has no elements")
+        _whole(self.shape)
         tiles_m, tiles_k = self.grid(*self.shape)
         _check_offsets(offsets, "offsets", tiles_m * tiles_k + 1, len(data))
         counts, (fewest, most) = offsets.diff(), self.units_of_tile
@@ -209,9 +211,31 @@ class SparseMatrix(ABC):
         return ValueError(f"tile {tile}, from row {row * self.tile[0]} and column {column * self.tile[1]}: {what}")
 
 
+def _strip_elements(device: torch.device) -> int:
+    """Raises ValueError for a device that the formats are not made on."""
+    if device.type not in STRIP_ELEMENTS:
+        raise ValueError(f"a matrix on {device}; it must be on one of {', '.join(STRIP_ELEMENTS)}")
+    return STRIP_ELEMENTS[device.type]
+
+
 def first_true(wrong: Tensor) -> int | None:
     """Index of the first True in a 1-D tensor, or None."""
     return int(wrong.int().argmax()) if wrong.any() else None
+
+
+def _whole(shape: tuple[int, int]) -> tuple[int, int]:
+    """m and k. Raises TypeError for other numbers than integers, ValueError where one is below 1."""
+    m, k = (operator.index(size) for size in shape)
+    if min(m, k) < 1:
+        raise ValueError(f"a matrix of shape {(m, k)} has no elements")
+    return m, k
+
+
+def _integers(indices: Tensor, name: str) -> Tensor:
+    """As int64. Raises TypeError for another kind, which would be rounded."""
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers, not {indices.dtype}")
+    return indices.long()
 
 
 def _check_offsets(offsets: Tensor, name: str, length: int, end: int) -> None:
@@ -227,12 +251,12 @@ def _check_offsets(offsets: Tensor, name: str, length: int, end: int) -> None:
 def _scatter(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """`values` at `places` of a matrix of zeros; those of one place are summed in float32 and rounded once."""
     dense = torch.zeros(shape[0] * shape[1], dtype=torch.float16, device=values.device)
+    dense.view(torch.int16)[places] = values.view(torch.int16)  # as integers: NaN keep their bits
     taken = torch.zeros_like(dense, dtype=torch.bool)
     taken[places] = True
-    if taken.count_nonzero() == len(places):
-        dense.view(torch.int16)[places] = values.view(torch.int16)  # as integers: NaN keep their bits
-    else:
-        dense = dense.float().index_put_((places,), values.float(), accumulate=True).half()
+    if taken.count_nonzero() < len(places):
+        sums = torch.zeros(dense.shape, device=dense.device).index_put_((places,), values.float(), accumulate=True)
+        dense = torch.where(torch.bincount(places, minlength=len(dense)) > 1, sums.half(), dense)
     return dense.view(shape)
 
 

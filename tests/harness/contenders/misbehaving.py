@@ -156,6 +156,36 @@ class Raises(_SpMM):
         raise ValueError("no kernel\nfor this shape")
 
 
+class OtherBackend(_SpMM):
+    """Says something that no record can hold."""
+
+    name = "other_backend"
+
+    def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
+        return Prepared(lambda: self.call(inputs["w"], inputs["x"]), backend="gpu")
+
+
+class OtherTuning(_SpMM):
+    name = "other_tuning"
+
+    def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
+        return Prepared(lambda: self.call(inputs["w"], inputs["x"]), backend="library", tuning={"shape": object()})
+
+
+class NotPrepared(_SpMM):
+    name = "not_prepared"
+
+    def prepare(self, params: Any, inputs: Tensors, target: Target) -> Prepared:
+        return None
+
+
+class CannotSay(_SpMM):
+    name = "cannot_say"
+
+    def unsupported(self, params: Any, target: Target) -> str | None:
+        raise RuntimeError("no such\nfile")
+
+
 class Unsupported(_SpMM):
     name = "unsupported"
 

@@ -481,6 +481,35 @@ def test_a_conversion_is_paid_back_by_what_the_multiplications_save(tmp_path):
     assert any("never" in text for text in texts(figure))
 
 
+def test_what_is_never_paid_back_stands_above_every_number(tmp_path):
+    run = spmm_run(tmp_path, {"cublas": 5e-5, "flash_llm_tiled_csl": 4e-5, "flash_llm_bitmap": 3e-5})
+    slow = (run.records["contender"] == "flash_llm_tiled_csl") & (run.records["m"] == 256)
+    run.records.loc[slow, "cold_median_s"] = 1.0
+    _, figure = render(run, "spmm_payback")
+    FigureCanvasAgg(figure).draw()
+    for ax in panels(figure):
+        (never,) = (text.get_window_extent() for text in ax.texts if text.get_text() == "never")
+        points = [ax.transData.transform((0, y))[1] for line in ax.lines for y in line.get_ydata() if y == y]
+        assert max(points) < never.y0
+        assert never.y1 < ax.title.get_window_extent().y0
+
+
+def test_a_box_shows_its_median_and_its_points_in_any_colour(tmp_path):
+    """Black points on a black box cannot be told apart."""
+    shapes = tuple((128 * i, 256) for i in range(1, 6))
+    maker, records = synthetic.Maker("cuda"), []
+    for m, k in shapes:
+        for contender, time in (("cublas", 5e-5), ("flash_llm_two_of_four", 2e-5), ("flash_llm_tiled_csl", 3e-5)):
+            case = {"m": m, "k": k, "n": 8, "sparsity": 0.8}
+            records.append(maker.record("spmm", contender, time * m, case, cold_median_s=time * m))
+    figure = render(synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path), "spmm_speedup")[1]
+    boxes = panels(figure)[0].patches
+    assert len(boxes) == 2
+    for box in boxes:
+        *colour, opacity = box.get_facecolor()
+        assert min(1 - opacity * (1 - channel) for channel in colour) > 0.4
+
+
 def test_means_over_layers_of_each_format_of_the_best_and_of_the_rules(tmp_path):
     run = spmm_run(tmp_path, {"cublas": 6e-5, "flash_llm_tiled_csl": 2e-5, "flash_llm_bitmap": 3e-5})
     rows = table(run, "spmm_means").set_index(["columns", "contender"])

@@ -28,6 +28,11 @@ def test_other_dtypes_are_refused(weight, dtype):
         spmm(weight, torch.randn(100, 8).to(dtype))
 
 
+def test_a_dense_weight_is_refused_with_the_way_to_compress_it():
+    with pytest.raises(TypeError, match=r"weight must be compressed, as by Bitmap.from_dense\(w\), not a Tensor"):
+        spmm(torch.randn(130, 100).half(), torch.randn(100, 8).half())
+
+
 def test_another_device_is_refused(weight):
     with pytest.raises(ValueError, match="x is on meta and the weight on cpu"):
         spmm(weight, torch.empty(100, 8, dtype=torch.float16, device="meta"))

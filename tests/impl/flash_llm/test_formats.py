@@ -73,6 +73,15 @@ def test_unsorted_and_repeated_elements_are_summed(kind):
     assert csr.nbytes == coo.nbytes == kind.from_dense(expected).nbytes
 
 
+def test_what_is_not_repeated_keeps_its_bits(kind):
+    """A sum elsewhere in the matrix touches nothing else: NaN keep their payloads."""
+    words = [0x7E01, 0xFE35, 0x7D01, 0x0001, 0x3C00, 0x3C00]
+    values = torch.tensor(words, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    indices = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 2, 0, 1, 2, 2]])
+    expected = torch.tensor([[0x7E01, 0, 0xFE35], [0x7D01, 1, 0x4000]], dtype=torch.int32).to(torch.int16)
+    assert torch.equal(bits(kind.from_coo(indices, values, (2, 3)).to_dense()), expected)
+
+
 @pytest.mark.parametrize(
     ("crow", "col", "message"),
     [
@@ -96,9 +105,41 @@ def test_bad_coo_is_refused(kind, indices):
         kind.from_coo(torch.tensor(indices), torch.ones(2).half(), (2, 5))
 
 
+@pytest.mark.parametrize("rows", [[0, 1], [1, 0]])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_as_many_values_as_elements(kind, rows, count):
+    """Also where they have to be put in order first."""
+    with pytest.raises(ValueError, match=rf"2 elements for \({count},\) values"):
+        kind.from_coo(torch.tensor([rows, [0, 1]]), torch.ones(count).half(), (2, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_indices_that_are_no_integers_are_refused(kind, dtype):
+    values, ones = torch.ones(2).half(), torch.tensor([0, 1], dtype=dtype)
+    with pytest.raises(TypeError, match="col_indices must be integers, not"):
+        kind.from_csr(torch.tensor([0, 1, 2]), ones, values, (2, 5))
+    with pytest.raises(TypeError, match="crow_indices must be integers, not"):
+        kind.from_csr(torch.tensor([0, 1, 2]).to(dtype), torch.tensor([0, 1]), values, (2, 5))
+    with pytest.raises(TypeError, match="indices must be integers, not"):
+        kind.from_coo(torch.stack([ones, ones]), values, (2, 5))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (-2, 5)])
+def test_shapes_without_elements_are_refused(kind, shape):
+    nothing = torch.zeros(2, 0, dtype=torch.int64)
+    with pytest.raises(ValueError, match="no elements"):
+        kind.from_coo(nothing, torch.ones(0).half(), shape)
+    with pytest.raises(ValueError, match="no elements"):
+        kind.from_csr(nothing[0], nothing[1], torch.ones(0).half(), shape)
+    with pytest.raises(TypeError, match="integer"):
+        kind.from_coo(nothing, torch.ones(0).half(), (2.0, 5))
+
+
 def test_other_dtypes_and_empty_shapes_are_refused(kind):
     with pytest.raises(TypeError, match="float16"):
         kind.from_dense(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="a matrix on meta; it must be on one of cpu, cuda"):
+        kind.from_dense(torch.ones(2, 2, device="meta").half())
     with pytest.raises(TypeError, match="2-D"):
         kind.from_dense(torch.ones(2).half())
     with pytest.raises(ValueError, match="no elements"):

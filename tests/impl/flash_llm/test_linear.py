@@ -136,8 +136,11 @@ def test_another_width_or_bias_or_dtype_is_refused(kind):
     sparse = SparseLinear.from_linear(dense_layer(), kind)
     with pytest.raises(ValueError, match=r"x must be \[..., 100\], not \[3, 99\]"):
         sparse(torch.randn(3, 99).half())
-    with pytest.raises(TypeError, match="x must be float16"):
-        sparse(torch.randn(3, 100))
+    with pytest.raises(ValueError, match=r"x must be \[..., 100\], not \[\]"):
+        sparse(torch.tensor(1.0).half())
+    for rows in (0, 3, sparse.dense_from):
+        with pytest.raises(TypeError, match="x must be float16"):
+            sparse(torch.randn(rows, 100))
     with pytest.raises(ValueError, match=r"bias must be \[130\] float16, not \[100\]"):
         SparseLinear(sparse.weight, torch.zeros(100).half())
     with pytest.raises(TypeError, match="float16"):
