@@ -224,7 +224,7 @@ class _Loop:
             **self._thresholds(),
             "recipe": dataclasses.asdict(trainer.recipe),
             "source": trainer.data.source,
-            "splits": {n: getattr(trainer.data, n).describe(trainer.recipe.classes) for n in ("train", "dev", "test")},
+            "splits": trainer.data.describe(trainer.recipe.classes),
             "test_accuracy": accuracy,
             "best_dev": self.best,
             "phase": trainer.phase,

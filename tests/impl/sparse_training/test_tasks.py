@@ -89,6 +89,10 @@ def test_listops_reads_the_published_layout(tmp_path):
     path.write_text("Source\tTarget\n[MIN 2 3 ]\t3\n")
     with pytest.raises(ValueError, match=r"basic_train.tsv, line 2: the value is 2, the label 3"):
         listops.load(path)
+    for line in ("", "[MIN 2 3 ]", "[MIN 2 3 ]\t2\t2", "[MIN 2 3 ]\ttwo"):
+        path.write_text(f"Source\tTarget\n[MIN 2 3 ]\t2\n{line}\n")
+        with pytest.raises(ValueError, match=r"basic_train.tsv, line 3: expected an expression, a tab and its value"):
+            listops.load(path)
 
 
 @pytest.mark.parametrize("module", ["listops", "pathfinder"])
