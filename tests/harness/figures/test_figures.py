@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import json
 import math
 import shutil
 import subprocess
@@ -565,11 +566,18 @@ def test_a_training_that_was_stopped_is_not_passed_off_as_done(tmp_path):
     assert "SAT: stopped at step 96 of 100, dev then 75.0%" in texts(curves)
     assert "dense, SDPA flash: test 50.0%" in texts(curves)
     assert [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "x"] == [96]
-    _, traces = render(run, "sparse_training_transition")
-    skewness, distance = panels(traces)
-    for axes, limit in ((skewness, "at least 1.7"), (distance, "below 0.013")):
-        assert "SAT, seed 0, stopped at step 96 of 100" in axes.get_title().replace("\n", " ")
-        assert axes.get_title().endswith(limit)
+    kept = {**synthetic.planned_training("sat"), "min_skewness": 0.8, "max_change": 0.013}
+    for settings in (None, kept):  # an earlier version left none: the config may since wait for others
+        if settings:
+            (sat / "settings.json").write_text(json.dumps(settings))
+        _, traces = render(run, "sparse_training_transition")
+        skewness, distance = panels(traces)
+        limits = ("at least 0.8, not the paper's 1.7", "change below 0.013") if settings else ["threshold not kept"] * 2
+        for axes, limit in zip((skewness, distance), limits, strict=True):
+            title = axes.get_title().replace("\n", " ")
+            assert "SAT, seed 0, stopped at step 96 of 100" in title
+            assert title.endswith(limit)
+        assert (0.8 in [line.get_ydata()[0] for line in skewness.lines]) == bool(settings)
     _, patterns = render(run, "sparse_training_patterns")
     assert any("no patterns: listops, SAT, seed 0, stopped at step 96 of 100" in text for text in texts(patterns))
     synthetic.training_run(tmp_path, "spion", 37, 0.5)
