@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
 from harness.figures.panels import below, page, reference_line
 from harness.figures.run import Run
@@ -51,6 +51,13 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for layer, line in own.groupby("layer"):
             axes.plot(line["step"], line[("skewness", "distance")[place % 2]], color=_COLOURS[layer % len(_COLOURS)])
+        if place % 2 == 0:
+            axes.set_yscale("symlog", linthresh=1, linscale=0.5)  # of layers far apart; it may be negative
+            axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0), max(high, 1.1))  # two ticks at least
         if place % 2 == 0 and own["min_skewness"].notna().all():
             reference_line(axes, own["min_skewness"].iloc[0])
         if own["transition"].notna().all():
