@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -188,11 +190,13 @@ class Trainer:
         """
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            of = state["of"]
+            of = str(state["of"])
         except Exception as error:  # bytes that are none can make the unpickler raise any
             raise ValueError(f"{path} is no checkpoint: {(str(error) or repr(error)).splitlines()[0]}") from None
-        if of != self._identity():
-            raise ValueError(f"{path} is a checkpoint of {of}, not of {self._identity()}")
+        if of != (own := self._identity()):
+            pairs = itertools.zip_longest(of.split(", "), own.split(", "), fillvalue="nothing of it")
+            differences = "; ".join(f"{there}, not {here}" for there, here in pairs if there != here)
+            raise ValueError(f"{path} is a checkpoint of another run: {differences}")
         if state["phase"] == "sparse":
             self._go_sparse([pattern.to(self.device) for pattern in state["kept"]])
         for name, part in self._parts().items():
@@ -226,10 +230,12 @@ class Trainer:
         return state
 
     def _identity(self) -> str:
+        recipe = [f"{name} {value}" for name, value in dataclasses.asdict(self.recipe).items()]
         data = f"{len(self.data.train)} samples ({self.data.source})"
         limits = f"skewness {self.monitor.min_skewness:g}, change {self.monitor.max_change:g}"
-        monitored = f"monitored every {self.monitor_every} steps for {limits}"
-        return f"{self.method_name} on {self.recipe}, {data}, seed {self.seed}, {monitored}, {self.processes} processes"
+        monitored = f"monitored every {self.monitor_every} steps, {limits}"
+        own = f"{data}, seed {self.seed}, {monitored}, {self.processes} processes"
+        return ", ".join([f"method {self.method_name}", *recipe, own])
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}
