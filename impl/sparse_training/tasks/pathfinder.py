@@ -102,8 +102,16 @@ def _inside(points: np.ndarray, margin: float) -> np.ndarray:
 
 def _clear(points: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Whether points [images, trials, 2] keep their distance from others [images, dashes, 2]."""
-    dx, dy = (points[:, :, None, axis] - others[:, None, :, axis] for axis in range(2))
-    return (dx * dx + dy * dy > CLEARANCE**2).all(-1)
+    x, y = (others[..., axis].T.copy() for axis in range(2))  # rows of images: numpy's inner loops are then long
+    own_x, own_y = (np.ascontiguousarray(points[..., axis].T) for axis in range(2))
+    clear = np.ones(own_x.shape, bool)
+    for other_x, other_y in zip(x, y, strict=True):
+        dx, dy = own_x - other_x, own_y - other_y
+        dx *= dx
+        dy *= dy
+        dx += dy
+        clear &= dx > CLEARANCE**2
+    return clear.T
 
 
 def _draw(bits: np.random.PCG64, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
