@@ -179,6 +179,9 @@ class _Loop:
                 self._cut(folder / f"{name}.jsonl")
             if self.first_step < trainer.recipe.steps:  # results of a run whose checkpoint is gone
                 (folder / "run.json").unlink(missing_ok=True)
+            for best in folder.glob("best_*.pt"):
+                if best.stem.removeprefix("best_") not in self.best:
+                    best.unlink()
             self._write("settings", self._settings())
 
     def go(self) -> None:
