@@ -25,16 +25,21 @@ _KEY = ["experiment", "case_id"]
 
 
 class Measure(BaseModel):
-    """What a run is held against the claim with: the baseline's time or memory / ours, over the records of `where`."""
+    """What a run is held against the claim with: the baseline's time or memory / ours, over the records of `where`; of
+    several baselines, over the cases of all."""
 
     model_config = ConfigDict(extra="forbid")
 
     op: str
     ours: str
-    baseline: str
+    baseline: str | list[str]
     where: dict[str, Any]
     points: int = Field(gt=0)
     of: Literal["time", "peak memory"] = "time"
+
+    @property
+    def baselines(self) -> list[str]:
+        return [self.baseline] if isinstance(self.baseline, str) else self.baseline
 
     @property
     def column(self) -> str:
@@ -133,19 +138,24 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
         return row("not measurable here", "the claim needs a GPU; this run was on a CPU")
     if claim.accuracy:
         return row(*_judge_accuracy(claim.accuracy, run))
-    sides = {name: _points(run, claim.measure, name) for name in (claim.measure.ours, claim.measure.baseline)}
+    sides = {name: _points(run, claim.measure, name) for name in (claim.measure.ours, *claim.measure.baselines)}
     for name, points in sides.items():
         if points.empty:
             return row("not measurable here", f"the run has no {name} on the claim's sweep")
-    ours, baseline = sides.values()
+    ours, *baselines = sides.values()
     for name, points in sides.items():
         if not points["timed"].any():
             return row("not measurable here", f"no {claim.measure.of} of {name}: {_losses(points)}")
-    ratios, apart = _ratios(run, ours[ours["timed"]], baseline[baseline["timed"]], claim.measure.of)
+    by_baseline = [_ratios(run, ours[ours["timed"]], each[each["timed"]], claim.measure.of) for each in baselines]
+    ratios, apart = pd.concat([ratios for ratios, _ in by_baseline]), sum(apart for _, apart in by_baseline)
     if ratios.empty:
         return row("not measurable here", "ours and the baseline have no case in common")
     value = _STATISTICS[claim.statistic](list(ratios))
     measured = f"{value:.2f}x {claim.statistic} of {len(ratios)} ({ratios.min():.2f}x to {ratios.max():.2f}x)"
+    if len(baselines) > 1:
+        pairs = zip(claim.measure.baselines, by_baseline, strict=True)
+        each = [f"{run.labels.get(name, name)} {own.min():.2f}x to {own.max():.2f}x" for name, own in pairs if len(own)]
+        measured += f": {', '.join(each)}"
     if claim.value is None:
         return row("not measurable here", "the published value could not be confirmed", measured)
     share = math.log(value) / math.log(claim.value)
@@ -159,8 +169,9 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
         verdict = "partly"
     if apart:
         reasons.append(f"{apart} of the ratios are of medians of two panels, which were not measured in turns")
-    if not baseline["timed"].all():
-        reasons.append(f"left out, for the baseline has no {claim.measure.of} there: {_losses(baseline)}")
+    for baseline in baselines:
+        if not baseline["timed"].all():
+            reasons.append(f"left out, for the baseline has no {claim.measure.of} there: {_losses(baseline)}")
     return row(verdict, "; ".join(reasons), measured)
 
 

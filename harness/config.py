@@ -106,8 +106,8 @@ class Training(StrictModel):
     batch: int | None = Field(None, gt=0)
     samples: int = Field(100_000, ge=150)
     monitor_every: int = Field(1, gt=0)
-    min_skewness: float | None = None
-    max_change: float | None = Field(None, gt=0)
+    min_skewness: float | None = Field(None, allow_inf_nan=False)
+    max_change: float | None = Field(None, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(500, gt=0)
 
     def options(self) -> str:
@@ -152,10 +152,11 @@ class Config(StrictModel):
 
     @property
     def training_settings(self) -> dict[str, dict[str, Any]]:
-        """Of each run, by the name of its folder, what its run.json will have; None is the recipe's or paper's."""
+        """Of each run, by the name of its folder, what says what it is; not its thresholds, which may have been others
+        when it ran. None is the recipe's."""
         return {
             name: {
-                **training.model_dump(exclude={"methods", "seeds"}),
+                **training.model_dump(exclude={"methods", "seeds", "min_skewness", "max_change"}),
                 "method": method,
                 "seed": seed,
                 "source": source_of(training.task),

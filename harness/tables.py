@@ -26,6 +26,21 @@ def not_run(run: Run, op: str) -> pd.DataFrame:
     return lost.groupby(["label", "status", "reason"], dropna=False, sort=False).size().rename("cases").to_frame()
 
 
+def accuracies(run: Run) -> pd.DataFrame:
+    """Of the trainings that ended, by task and method: the accuracy on the test split, its mean and standard deviation
+    over the seeds, and how many these were; after how many steps, and from which step on they were sparse."""
+    ended = [
+        {**training.settings, **training.who, "sparse_from": training.transition}
+        for training in run.trainings()
+        if training.ended
+    ]
+    columns = ["task", "source", "label", "steps", "test_accuracy", "sparse_from"]
+    by = ["task", "source", "steps", "label"]
+    groups = pd.DataFrame(ended, columns=columns).astype({"test_accuracy": float, "sparse_from": float}).groupby(by)
+    table = groups["test_accuracy"].agg(mean="mean", deviation="std", seeds="count")
+    return table.join(groups["sparse_from"].agg(sparse_from="min", sparse_from_last="max"))
+
+
 def monitor_cost(run: Run) -> pd.DataFrame:
     """What SAT's exact monitor adds to a training step with fused attention, as a share of it, by case."""
     case = ["seqlen_q", "density"]

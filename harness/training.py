@@ -1,17 +1,20 @@
 """`voltabench train`: one training run of a task by a method, with progress, a log and checkpoints that resume exactly.
 
-The folder of a run holds `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt` and, when done,
-`run.json`; `best_dense.pt` and `best_sparse.pt` are the checkpoints that did best on the dev split. A kill at any point
-costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
+The folder of a run holds `settings.json`, `steps.jsonl` (a line per logged step), `evaluations.jsonl`, `checkpoint.pt`
+and, when done, `run.json`; `best_dense.pt` and `best_sparse.pt` are the checkpoints that did best on the dev split. A
+kill at any point costs the steps since the last checkpoint; SIGINT and SIGTERM write one first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +64,8 @@ def train(run: TrainingRun, results: Path) -> Path:
     """Train, or go on training, in results/<task>-<method>-seed<seed>, and return that folder.
 
     Raises ConfigError for an unknown task or method, for data that is missing or wrong, and for a folder that holds
-    another run; MachineError for a loss that is NaN, and for a GPU that is not there.
+    another run; MachineError for a loss that is NaN, for a GPU that is not there, and for a folder that another process
+    trains in.
     """
     from impl.sparse_training.labels import LABELS
     from impl.sparse_training.recipes import RECIPES, load, split_sizes
@@ -85,28 +89,48 @@ def train(run: TrainingRun, results: Path) -> Path:
     except (ValueError, ImportError, OSError) as error:
         raise ConfigError(f"task {run.task}: {error}") from None
     folder = results / run.name
-    checkpoint, notes = folder / "checkpoint.pt", {}
-    if checkpoint.exists():
-        try:
-            notes = trainer.load(checkpoint)
-        except ValueError as error:
-            raise ConfigError(f"{error}; move it away to start anew") from None
-    with deterministic(device):
-        _Loop(run, trainer, folder, **notes).go()
+    with _held(folder) if trainer.rank == 0 else contextlib.nullcontext():
+        checkpoint, notes = folder / "checkpoint.pt", {}
+        if checkpoint.exists():
+            try:
+                notes = trainer.load(checkpoint)
+            except ValueError as error:
+                raise ConfigError(f"{error}; move it away to start anew") from None
+        with deterministic(device):
+            _Loop(run, trainer, folder, **notes).go()
     del trainer
     leave_processes()
     return folder
 
 
 def _trainer(run: TrainingRun, recipe: Recipe, data: Data, device: torch.device) -> Trainer:
+    from impl.sparse_training.methods import METHODS
     from impl.sparse_training.train import Trainer
 
-    trainer = Trainer(recipe, run.method, data, device, run.seed, run.monitor_every)
+    looks = run.evaluate_every if METHODS[run.method].transition == "spion" else run.monitor_every
+    trainer = Trainer(recipe, run.method, data, device, run.seed, looks)
     if run.min_skewness is not None:
         trainer.monitor.min_skewness = run.min_skewness
     if run.max_change is not None:
         trainer.monitor.max_change = run.max_change
     return trainer
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """The folder, for this process alone as long as it lives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError(
+                f"{folder}: another process trains there; wait for it, or name other --results"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _join_processes(device: str | None) -> torch.device:
@@ -119,7 +143,10 @@ def _join_processes(device: str | None) -> torch.device:
     if device == "cpu":
         torch.distributed.init_process_group("gloo")
         return torch.device("cpu")
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if rank >= gpus:
+        raise MachineError(f"process {rank} of this machine finds no GPU of its own: torch has {gpus}; start as many")
+    torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -152,6 +179,10 @@ class _Loop:
                 self._cut(folder / f"{name}.jsonl")
             if self.first_step < trainer.recipe.steps:  # results of a run whose checkpoint is gone
                 (folder / "run.json").unlink(missing_ok=True)
+            for best in folder.glob("best_*.pt"):
+                if best.stem.removeprefix("best_") not in self.best:
+                    best.unlink()
+            self._write("settings", self._settings())
 
     def go(self) -> None:
         trainer, recipe = self.trainer, self.trainer.recipe
@@ -219,22 +250,32 @@ class _Loop:
         if not self.writes:
             return
         patterns = [a.pattern.int().tolist() for a in trainer.attentions if getattr(a, "pattern", None) is not None]
-        report = {
-            **{name: value for name, value in dataclasses.asdict(self.run).items() if name != "data"},  # a user's path
-            **self._thresholds(),
-            "recipe": dataclasses.asdict(trainer.recipe),
-            "source": trainer.data.source,
-            "splits": {n: getattr(trainer.data, n).describe(trainer.recipe.classes) for n in ("train", "dev", "test")},
+        results = {
+            "splits": trainer.data.describe(trainer.recipe.classes),
             "test_accuracy": accuracy,
             "best_dev": self.best,
             "phase": trainer.phase,
             "seconds": self._seconds(),
             "peak_bytes": self.peak_bytes,
             "patterns": patterns,
+        }
+        self._write("run", self._settings() | results)
+
+    def _settings(self) -> dict[str, Any]:
+        """What is known before the first step: of a run that is stopped, all that says what it was."""
+        trainer = self.trainer
+        return {
+            **{name: value for name, value in dataclasses.asdict(self.run).items() if name != "data"},  # a user's path
+            "steps": trainer.recipe.steps,
+            "batch": trainer.recipe.batch,
+            **self._thresholds(),
+            "recipe": dataclasses.asdict(trainer.recipe),
+            "source": trainer.data.source,
+            "processes": trainer.processes,
+            "deterministic": trainer.repeatable,
             "device_name": torch.cuda.get_device_name() if trainer.device.type == "cuda" else "cpu",
             "commit": provenance.commit(),
         }
-        write_atomically(self.folder / "run.json", lambda path: path.write_text(json.dumps(report) + "\n"))
 
     def _thresholds(self) -> dict[str, float | None]:
         """Of SAT's transition, as they were; None for a method that has none."""
@@ -244,6 +285,9 @@ class _Loop:
     def _seconds(self) -> float:
         """Of the run, in this process and those before it; not the time between them."""
         return round(time.monotonic() - self.began, 4)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        write_atomically(self.folder / f"{name}.json", lambda path: path.write_text(json.dumps(content) + "\n"))
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         if self.writes:

@@ -48,8 +48,8 @@ def read_records(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Training:
-    """One run of `voltabench train`: its run.json and its logs. One that was stopped has its config's settings instead
-    of a run.json, and no results."""
+    """One run of `voltabench train`: its run.json and its logs. One that was stopped has no results: its settings are
+    those of its settings.json, or its config's where an earlier version has left none."""
 
     settings: Mapping[str, Any]
     ended: bool
@@ -58,10 +58,11 @@ class Training:
 
     @classmethod
     def of(cls, folder: Path, planned: Mapping[str, Any] | None) -> Training | None:
-        """None where it has not ended and no config says what it was to be, or where it has no step."""
+        """None where it has not ended and nothing says what it was to be, or where it has no step."""
         logs = [pd.DataFrame(read_log(folder / f"{name}.jsonl")) for name in ("steps", "evaluations")]
-        ended = (folder / "run.json").exists()
-        settings = json.loads((folder / "run.json").read_text()) if ended else planned
+        said = [path for name in ("run", "settings") if (path := folder / f"{name}.json").exists()]
+        settings = json.loads(said[0].read_text()) if said else planned
+        ended = bool(said) and said[0].stem == "run"
         return cls(settings, ended, *logs) if settings and len(logs[0]) else None
 
     @property

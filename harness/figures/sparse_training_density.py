@@ -13,7 +13,7 @@ from harness.figures.run import Run
 
 TITLE = "Sparse training, speed-up of SAT's sparse phase over a dense step, by share of blocks kept"
 SHAPE = ["seqlen_q", "block", "tokens", "density"]
-OURS, DENSE = "sat", ("dense", "dense_flash")
+OURS, DENSE = "sat", ("dense", "dense_map", "dense_monitor", "dense_flash")
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -60,9 +60,9 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
 
 
 def said(rows: pd.DataFrame) -> str:
-    """The density at which SAT's step takes as long as each dense one."""
-    parts = []
-    for label, own in rows.groupby("label", sort=False):
+    """The density at which SAT's step takes as long as each dense one that has several."""
+    parts, lines = [], rows[rows.groupby("label")["density"].transform("nunique") > 1]
+    for label, own in (rows if lines.empty else lines).groupby("label", sort=False):
         value, most = own["break_even"].iloc[0], own["density"].max()
         known = own["over"].notna().any()
         where = f"at {value:.2g}" if value == value else f"not up to {most:.2g}" if known else "no time"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, SymmetricalLogLocator
 
 from harness.figures.panels import below, page, reference_line
 from harness.figures.run import Run
@@ -29,11 +29,10 @@ def table(run: Run) -> pd.DataFrame:
         seen = training.steps[["step", "skewness", "distance"]].dropna(subset="skewness")
         layers = seen["skewness"].map(lambda values: list(range(len(values))))
         seen = seen.assign(layer=layers).explode(["layer", "skewness", "distance"])
-        given = training.settings
-        limits = {name: PAPER[name] if given[name] is None else given[name] for name in PAPER}
+        limits = {name: training.settings.get(name) for name in PAPER}
         ends = {"transition": training.transition, "stopped": training.stopped}
         parts += seen.assign(**training.who, **limits, **ends).to_dict("records")
-    return pd.DataFrame(parts, columns=COLUMNS).astype({"skewness": float, "distance": float})
+    return pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(("skewness", "distance", *PAPER), float))
 
 
 def nothing(rows: pd.DataFrame, run: Run) -> str | None:
@@ -45,14 +44,21 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     for (task, label, seed), own in rows.groupby(["task", "label", "seed"]):
         stopped = own["stopped"].iloc[0]
         who = f"{task}, {label}, seed {seed}" + (f", {stopped}" if pd.notna(stopped) else "")
-        panels.append((f"{who}\nskewness, at least {_limit(own, 'min_skewness')}", own))
-        panels.append((f"{who}\ndistance to the map before, change below {_limit(own, 'max_change')}", own))
+        panels.append((f"{who}\nskewness, {_limit(own, 'min_skewness', 'at least')}", own))
+        panels.append((f"{who}\ndistance to the map before, {_limit(own, 'max_change', 'change below')}", own))
     figure, cells = page(panels, run, TITLE, height=1.9, xlabel="step")
     for place, (axes, own) in enumerate(cells):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         for layer, line in own.groupby("layer"):
             axes.plot(line["step"], line[("skewness", "distance")[place % 2]], color=_COLOURS[layer % len(_COLOURS)])
         if place % 2 == 0:
+            axes.set_yscale("symlog", linthresh=1, linscale=0.5)  # of layers far apart; it may be negative
+            axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=1, subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, 0), max(high, 1.1))  # two ticks at least
+        if place % 2 == 0 and own["min_skewness"].notna().all():
             reference_line(axes, own["min_skewness"].iloc[0])
         if own["transition"].notna().all():
             axes.axvline(own["transition"].iloc[0], color=BLACK, linestyle=":", linewidth=1)
@@ -62,6 +68,8 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     return figure
 
 
-def _limit(rows: pd.DataFrame, name: str) -> str:
+def _limit(rows: pd.DataFrame, name: str, words: str) -> str:
     limit = rows[name].iloc[0]
-    return f"{limit:g}" if limit == PAPER[name] else f"{limit:g}, not the paper's {PAPER[name]}"
+    if pd.isna(limit):
+        return "threshold not kept"
+    return f"{words} {limit:g}" if limit == PAPER[name] else f"{words} {limit:g}, not the paper's {PAPER[name]}"

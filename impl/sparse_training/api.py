@@ -59,6 +59,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, pattern: BlockPattern, softmax: str,
         raise ValueError(
             f"k is {list(k.shape)}; with q {list(q.shape)} it must be [{batch}, heads_kv, {seqlen}, {head_dim}]"
         )
+    if not head_dim or not k.shape[1]:
+        raise ValueError(f"head_dim and key heads must be positive, not {head_dim} and {k.shape[1]}")
     if heads % k.shape[1]:
         raise ValueError(f"{heads} query heads are no multiple of {k.shape[1]} key heads")
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:

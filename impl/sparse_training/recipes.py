@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,12 +54,25 @@ RECIPES = {r.task: r for r in (LISTOPS, PATHFINDER, IMAGE, TEXT, RETRIEVAL, DIGI
 
 @dataclass(frozen=True)
 class Data:
-    """Three splits without a sample in common."""
+    """Three splits; without a sample in common, but for those that a user's files share."""
 
     train: Split
     dev: Split
     test: Split
     source: str  # "generated", "user's files" or "stand-in"
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        return {"train": self.train, "dev": self.dev, "test": self.test}
+
+    def describe(self, classes: int) -> dict[str, dict[str, float | int]]:
+        """Of each split what `Split.describe` says, and `shared`: how many of its samples those before it have too."""
+        said, before = {}, set[bytes]()
+        for name, split in self.splits.items():
+            digests = split.digests()
+            said[name] = {**split.describe(classes), "shared": len(digests & before)}
+            before |= digests
+        return said
 
 
 def split_sizes(samples: int) -> tuple[int, int, int]:
@@ -91,6 +105,18 @@ def load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int
     Generated samples, as many as `sizes` (train, dev, test), are kept in `cache`, a folder. Raises ValueError that
     says what is missing or wrong, and where.
     """
+    data = _load(task, folder, cache, sizes)
+    place = "" if folder is None else f"{folder}: "
+    for name, split in data.splits.items():
+        if not len(split):
+            raise ValueError(f"{place}the {name} split has no sample")
+    for (name, split), (other, others) in itertools.combinations(data.splits.items(), 2):
+        if np.array_equal(split.tokens, others.tokens):
+            raise ValueError(f"{place}the {name} and {other} splits are the same samples")
+    return data
+
+
+def _load(task: str, folder: Path | None, cache: Path, sizes: tuple[int, int, int]) -> Data:
     if task in _GENERATED and folder is None:
         return _parts(_generated(task, sum(sizes), cache), sizes, source_of(task))
     if task in _STAND_INS:
@@ -116,9 +142,11 @@ _SEED = 0  # of the generated samples; a run's seed does not change its data
 
 def _generated(task: str, count: int, cache: Path) -> Split:
     path = cache / f"{task}-{count}-seed{_SEED}.npz"
-    if path.exists():
+    try:
         with np.load(path, allow_pickle=False) as kept:
             return Split(kept["tokens"], kept["lengths"], kept["labels"])
+    except Exception:  # none yet, or one that is cut, of which numpy and zipfile raise many: make it anew
+        pass
     split = _GENERATED[task](count, _SEED)
     cache.mkdir(parents=True, exist_ok=True)
     temporary = cache / f"{path.stem}.{os.getpid()}.npz"  # processes of one run may all come here

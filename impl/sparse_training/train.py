@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -77,9 +79,10 @@ def leave_processes() -> None:
 class Trainer:
     """One model, one method. `seed` decides weights, order and dropout: equal trainers are equal, if `deterministic`.
 
-    monitor_every: dense steps from one look at the averaged map to the next. Under torchrun each process takes its
-    share of the global batch, `recipe.batch`, in either phase. A process alone on a GPU replays graphs of forward and
-    backward, which keep torch's modes (deterministic, say) of the phase's first steps, if the method can be captured.
+    monitor_every: dense steps from one look at the averaged map to the next; for SPION, which looks when it is
+    evaluated, it only names the run. Under torchrun each process takes its share of the global batch, `recipe.batch`,
+    in either phase. A process alone on a GPU replays graphs of forward and backward, which keep torch's modes
+    (deterministic, say) of the phase's first steps, if the method can be captured.
     """
 
     def __init__(
@@ -138,23 +141,30 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
-        """Accuracy over the whole split. SPION looks at the maps here, and goes sparse when they have settled."""
+        """Accuracy over the whole split, the same in all processes. It leaves the training's random numbers alone.
+
+        SPION looks at the maps here, and goes sparse when they have settled.
+        """
         self.model.eval()
         looks = self.method.transition == "spion" and self.phase == "dense" and split is self.data.dev
         for attention in self.attentions:
             attention.watched = looks
-        right, maps = 0, torch.zeros(0)
-        for places in torch.arange(len(split), device=self.device).split(self.recipe.batch):
-            tokens, lengths, labels = self._batch(split, places)
-            with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
-                right += (self.model(tokens, lengths).argmax(-1) == labels).sum()
-            if looks:
-                maps = self._maps() * len(places) / len(split) + (maps if len(maps) else 0)
+        right, maps = torch.zeros((), dtype=torch.int64, device=self.device), torch.zeros(0)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(self.seed)  # of Reformer's hashes
+            for places in torch.arange(len(split), device=self.device).split(self.recipe.batch):
+                tokens, lengths, labels = self._batch(split, places)
+                with torch.autocast(self.device.type, torch.float16, enabled=self.device.type == "cuda"):
+                    right += (self.model(tokens, lengths).argmax(-1) == labels).sum()
+                if looks:
+                    maps = self._maps() * len(places) / len(split) + (maps if len(maps) else 0)
         if looks and self.monitor(maps).settled:
             recipe = self.recipe
             options = {"density": recipe.density, "alpha": recipe.flood_alpha}
             self._go_sparse([spion_pattern(layer, recipe.block, "CF", **options) for layer in maps])
-        return float(right) / len(split)
+        if self.processes > 1:
+            distributed.all_reduce(right)  # what follows from it must be decided alike, and not all sums are equal
+        return right.item() / (self.processes * len(split))
 
     def save(self, path: Path, **notes: Any) -> None:
         """Write the checkpoint beside `path`, then rename it: a kill leaves the last whole. `load` returns notes.
@@ -165,8 +175,13 @@ class Trainer:
         if self.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".partial")
-            torch.save(state, temporary)
-            os.replace(temporary, path)
+            try:
+                with temporary.open("wb") as file:  # of a path, torch would make another error of a full disk's
+                    torch.save(state, file)
+                os.replace(temporary, path)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
     def load(self, path: Path) -> dict[str, Any]:
         """Go on where `save` was called, and return its notes.
@@ -175,10 +190,13 @@ class Trainer:
         """
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
+            of = str(state["of"])
         except Exception as error:  # bytes that are none can make the unpickler raise any
             raise ValueError(f"{path} is no checkpoint: {(str(error) or repr(error)).splitlines()[0]}") from None
-        if state["of"] != self._identity():
-            raise ValueError(f"{path} is a checkpoint of {state['of']}, not of {self._identity()}")
+        if of != (own := self._identity()):
+            pairs = itertools.zip_longest(of.split(", "), own.split(", "), fillvalue="nothing of it")
+            differences = "; ".join(f"{there}, not {here}" for there, here in pairs if there != here)
+            raise ValueError(f"{path} is a checkpoint of another run: {differences}")
         if state["phase"] == "sparse":
             self._go_sparse([pattern.to(self.device) for pattern in state["kept"]])
         for name, part in self._parts().items():
@@ -189,6 +207,11 @@ class Trainer:
         if of_device:
             torch.cuda.set_rng_state(of_device[0], self.device)
         return state["notes"]
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether an equal trainer gives the same losses bit for bit, if `deterministic`."""
+        return self.device.type == "cpu" or all(attention.capturable for attention in self.attentions)
 
     def anywhere(self, holds: bool) -> bool:
         """Whether it holds in any of the processes, which all ask."""
@@ -207,10 +230,12 @@ class Trainer:
         return state
 
     def _identity(self) -> str:
+        recipe = [f"{name} {value}" for name, value in dataclasses.asdict(self.recipe).items()]
         data = f"{len(self.data.train)} samples ({self.data.source})"
         limits = f"skewness {self.monitor.min_skewness:g}, change {self.monitor.max_change:g}"
-        monitored = f"monitored every {self.monitor_every} steps for {limits}"
-        return f"{self.method_name} on {self.recipe}, {data}, seed {self.seed}, {monitored}, {self.processes} processes"
+        monitored = f"monitored every {self.monitor_every} steps, {limits}"
+        own = f"{data}, seed {self.seed}, {monitored}, {self.processes} processes"
+        return ", ".join([f"method {self.method_name}", *recipe, own])
 
     def _parts(self) -> dict[str, Any]:
         parts = {"model": self.model, "patterns": self.patterns, "monitor": self.monitor}

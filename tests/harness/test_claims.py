@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from harness.claims import Claim, judge, load_claims, write_claims
+from harness.contender import discover
 from harness.errors import ConfigError
 from tests.harness.figures import synthetic
 
@@ -255,6 +256,34 @@ def test_a_training_step_is_judged_by_its_time_and_by_its_memory(tmp_path):
     row = judge(sat_claim("memory.max"), synthetic.run_of(made, tmp_path))
     assert row.verdict == "not measurable here"
     assert "no peak memory of sat" in row.reason
+
+
+def test_of_several_baselines_each_is_said(tmp_path):
+    made = synthetic.sparse_training(synthetic.Maker("cuda"), [(2048, 0.04), (4096, 0.04)], 65536)
+    claim = sat_claim("training.max").model_dump()
+    claim["measure"] |= {"baseline": ["dense", "dense_flash"], "where": {}}
+    times = {(r.contender, r.seqlen_q): r.cold_median_s for r in made}
+    run = synthetic.run_of(made, tmp_path)
+    row = judge(Claim.model_validate(claim), run)
+    each = {
+        name: sorted(times[name, seqlen] / times["sat", seqlen] for seqlen in (2048, 4096))
+        for name in ("dense", "dense_flash")
+    }
+    said = [f"{run.labels[name]} {low:.2f}x to {high:.2f}x" for name, (low, high) in each.items()]
+    assert row.measured.endswith(": " + ", ".join(said))
+    assert row.measured.startswith(f"{max(high for _, high in each.values()):.2f}x maximum of 4 (")
+    for record in made:
+        if record.contender == "dense_flash":
+            record.status, record.reason, record.cold_median_s = "out_of_memory", "too large", None
+    row = judge(Claim.model_validate(claim), synthetic.run_of(made, tmp_path))
+    assert row.verdict == "not measurable here"
+    assert row.reason == "no time of dense_flash: 2 x out_of_memory (too large)"
+
+
+def test_the_sparse_transformers_of_the_claim_are_contenders():
+    named = sat_claim("training.max.sparse").measure.baselines
+    assert set(named) <= discover()["sparse_training_step"].keys()
+    assert sat_claim("training.max.sparse").measure.where == sat_claim("training.max").measure.where
 
 
 @pytest.mark.parametrize(("ours", "expected"), [(0.6, "partly"), (0.4, "not")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,11 @@ import sys
 import time
 
 import pytest
+import torch
+
+from harness import training
+from harness.errors import MachineError
+from impl.sparse_training.recipes import RECIPES, load
 
 COMMAND = [sys.executable, "-m", "harness", "train", "--task", "pathfinder", "--samples", "150", "--batch", "1"]
 
@@ -39,6 +45,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     stopped.send_signal(signal.SIGTERM)
     assert stopped.wait(timeout=60) == 0
     assert not (folder / "run.json").exists()
+    settings = json.loads((folder / "settings.json").read_text())
+    assert (settings["min_skewness"], settings["max_change"], settings["steps"]) == (1.7, 0.013, 6)
     assert run(tmp_path, *options, "--results", tmp_path / "stopped").wait() == 0
 
     whole = tmp_path / "whole" / "pathfinder-sat-seed0"
@@ -52,7 +60,62 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert seconds[-1] <= ended["seconds"] <= time.monotonic() - began
     assert ended["test_accuracy"] == json.loads((whole / "run.json").read_text())["test_accuracy"]
     assert ended["source"] == "generated"
-    assert ended["splits"]["train"]["duplicates"] == 0
+    assert ended["splits"]["train"]["duplicates"] == ended["splits"]["test"]["shared"] == 0
+    assert (ended["processes"], ended["deterministic"], ended["batch"]) == (1, True, 1)
+    assert settings.items() <= ended.items()
+
+
+def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path):
+    folder = tmp_path / "pathfinder-window-seed0"
+    with training._held(folder):
+        second = run(tmp_path, "--method", "window", "--steps", "6", "--results", tmp_path)
+        said = second.communicate()[0]
+    assert said == f"voltabench: {folder}: another process trains there; wait for it, or name other --results\n"
+    assert second.returncode == 2
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    with training._held(folder):
+        pass
+
+
+def test_a_run_that_cannot_be_repeated_says_so(tmp_path, monkeypatch):
+    """T17: PyTorch's sparse products on a GPU."""
+    data = load("pathfinder", None, tmp_path, (6, 2, 4))
+    said = {}
+    for method in ("sat_csr", "sat", "reformer"):
+        named = training.TrainingRun("pathfinder", method)
+        made = training._trainer(named, dataclasses.replace(RECIPES["pathfinder"], batch=2), data, torch.device("cpu"))
+        assert made.repeatable
+        made.device = torch.device("cuda")
+        said[method] = made.repeatable
+    assert said == {"sat_csr": False, "sat": True, "reformer": True}
+
+
+def test_the_interval_of_evaluation_is_part_of_a_run_that_goes_sparse_by_it(tmp_path):
+    """T10: resumed with another, SPION would go sparse at another step."""
+    data = load("pathfinder", None, tmp_path, (6, 2, 4))
+    recipe = dataclasses.replace(RECIPES["pathfinder"], batch=2)
+
+    def made(method, evaluate_every):
+        named = training.TrainingRun("pathfinder", method, evaluate_every=evaluate_every)
+        return training._trainer(named, recipe, data, torch.device("cpu"))
+
+    for method in ("spion", "sat"):
+        made(method, 5).save(tmp_path / "checkpoint.pt")
+        made(method, 5).load(tmp_path / "checkpoint.pt")
+        if method == "sat":
+            made(method, 7).load(tmp_path / "checkpoint.pt")
+            continue
+        with pytest.raises(ValueError, match=r"run: monitored every 5 steps, not monitored every 7 steps$"):
+            made(method, 7).load(tmp_path / "checkpoint.pt")
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(MachineError, match="process 2 of this machine finds no GPU of its own: torch has 2"):
+        training._join_processes(None)
 
 
 @pytest.mark.parametrize(

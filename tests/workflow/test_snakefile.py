@@ -80,6 +80,18 @@ def test_the_slurm_profile_plans_a_job_per_panel(tmp_path):
     assert ended.stdout.count(": measuring ") == len(load_config(ROOT / "config/v100.yaml").panel_names())
 
 
+@pytest.mark.parametrize(
+    ("result", "waits"),
+    [("claims.csv", True), ("notebooks/sparse_training_step.ipynb", True), ("notebooks/spmm.ipynb", False)],
+)
+def test_what_reads_the_trainings_waits_for_them(tmp_path, result, waits):
+    """They come last: what is made of them before would have none, and would stay so."""
+    training = [{"task": "pathfinder", "methods": ["window"], "steps": 6, "batch": 2, "samples": 150}]
+    ended = snakemake(tmp_path, "-n", f"results/tiny/{result}", "--configfile", tiny(tmp_path, training=training))
+    assert ended.returncode == 0, ended.stdout
+    assert ("training pathfinder-window-seed0\n" in ended.stdout) == waits
+
+
 def test_plain_snakemake_without_a_gpu_is_the_smoke_run(tmp_path):
     ended = snakemake(tmp_path, "-n")
     assert ended.returncode == 0, ended.stdout

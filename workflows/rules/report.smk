@@ -5,6 +5,7 @@ rule claims:
     input:
         config=CONFIG_FILE,
         records=rules.collect.output,
+        trainings=TRAININGS,
     output:
         report(
             f"{RESULTS}/claims.csv", caption="../report/claims.rst", category="Claims"
@@ -27,6 +28,9 @@ rule notebook:
         records=rules.collect.output,
         curves=lambda wildcards: (
             CURVES if wildcards.notebook == "training_step" else []
+        ),
+        trainings=lambda wildcards: (
+            TRAININGS if wildcards.notebook == "sparse_training_step" else []
         ),
     output:
         f"{RESULTS}/notebooks/{{notebook}}.ipynb",

@@ -46,6 +46,12 @@ class Elements:
 
     @classmethod
     def of(cls, pattern: Tensor, block: int, seqlen: int, maps: int) -> Elements:
+        """Raises ValueError for a pattern of another length."""
+        if len(pattern) != (blocks := -(-seqlen // block)):
+            raise ValueError(
+                f"the pattern has {len(pattern)} x {len(pattern)} blocks, but seqlen {seqlen} in blocks of {block} has "
+                f"{blocks} x {blocks}"
+            )
         kept = pattern.repeat_interleave(block, 0).repeat_interleave(block, 1)[:seqlen, :seqlen]
         rows, columns = kept.nonzero(as_tuple=True)
         order = columns.argsort(stable=True)

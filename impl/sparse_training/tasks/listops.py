@@ -158,7 +158,9 @@ def load(path: Path) -> Split:
         next(file, None)
         for number, line in enumerate(file, 2):
             try:
-                source, target = line.rstrip("\n").split("\t")
+                source, tab, target = line.rstrip("\n").partition("\t")
+                if not tab or not target.isdecimal():
+                    raise ValueError("expected an expression, a tab and its value")
                 row = np.array([place[word] for word in source.split() if word not in ("(", ")")], np.uint8)
                 if len(row) > PADDED_LENGTH:
                     raise ValueError(f"{len(row)} tokens, at most {PADDED_LENGTH}")

@@ -6,7 +6,7 @@ whole steps of a rounded table and the rest is single IEEE operations, so that a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +102,16 @@ def _inside(points: np.ndarray, margin: float) -> np.ndarray:
 
 def _clear(points: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Whether points [images, trials, 2] keep their distance from others [images, dashes, 2]."""
-    dx, dy = (points[:, :, None, axis] - others[:, None, :, axis] for axis in range(2))
-    return (dx * dx + dy * dy > CLEARANCE**2).all(-1)
+    x, y = (others[..., axis].T.copy() for axis in range(2))  # rows of images: numpy's inner loops are then long
+    own_x, own_y = (np.ascontiguousarray(points[..., axis].T) for axis in range(2))
+    clear = np.ones(own_x.shape, bool)
+    for other_x, other_y in zip(x, y, strict=True):
+        dx, dy = own_x - other_x, own_y - other_y
+        dx *= dx
+        dy *= dy
+        dx += dy
+        clear &= dx > CLEARANCE**2
+    return clear.T
 
 
 def _draw(bits: np.random.PCG64, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -154,15 +162,12 @@ def load(folder: Path) -> Split:
     from PIL import Image
 
     images, labels, skipped = [], [], 0
-    listings = sorted((folder / "metadata").glob("*.npy"), key=lambda path: int(path.stem))
+    listings = [path for path in (folder / "metadata").glob("*.npy") if path.stem.isdecimal()]
     if not listings:
         raise ValueError(f"{folder / 'metadata'} holds no <number>.npy; is it pathfinder32/curv_contour_length_14?")
-    for listing in listings:
-        for fields in _rows(listing):
-            path = folder / "imgs" / listing.stem / fields[1]
-            label = int(fields[3])
-            if label not in (0, 1):
-                raise ValueError(f"{listing}: label {label} of {path.name} must be 0 or 1")
+    for listing in sorted(listings, key=lambda path: int(path.stem)):
+        for name, label in _samples(listing):
+            path = folder / "imgs" / listing.stem / name
             if path.stat().st_size == 0:
                 skipped += 1
                 continue
@@ -175,6 +180,13 @@ def load(folder: Path) -> Split:
     return Split(tokens, np.full(len(labels), PADDED_LENGTH, np.int32), np.array(labels, np.int64), skipped)
 
 
-def _rows(listing: Path) -> list[list[str]]:
-    """The fields of each sample, as text: numpy saves such a table as strings, with or without a pickle."""
-    return np.load(listing, allow_pickle=False).astype(str).tolist()
+def _samples(listing: Path) -> Iterator[tuple[str, int]]:
+    """File name and label of each image. The published listings are text in spite of their suffix: a line for an image,
+    its fields apart by spaces; arrays of strings are taken too."""
+    is_array = listing.read_bytes().startswith(b"\x93NUMPY")
+    lines = np.load(listing, allow_pickle=False).tolist() if is_array else listing.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        fields = [str(field) for field in line] if is_array else line.split()
+        if len(fields) < 4 or fields[3] not in ("0", "1"):
+            raise ValueError(f"{listing}, line {number}: expected folder, file, number, label with label 0 or 1")
+        yield fields[1], int(fields[3])

@@ -64,15 +64,14 @@ def which_module() -> Split:
 
 
 def same_module() -> Split:
-    """Pairs of such chunks: are the two from one module? Half of them are."""
+    """Pairs of such chunks: are the two from one module? Half of them are. A chunk is in one pair, so that no split has
+    a chunk of another's."""
     by_module = [list(_chunks(path)) for path in _largest_modules()]
     pairs, labels = [], []
-    for module, chunks in enumerate(by_module):
-        others = by_module[(module + 1) % MODULES]
-        for place, chunk in enumerate(chunks):
-            same = place % 2 == 0
-            pairs += [chunk, chunks[(place + 1) % len(chunks)] if same else others[place % len(others)]]
-            labels.append(int(same))
+    for chunks, others in zip(by_module, [*by_module[1:], by_module[0]], strict=True):
+        for place in range(0, min(len(chunks), len(others)) - 3, 4):  # the fourth: of the module before
+            pairs += [*chunks[place : place + 2], chunks[place + 2], others[place + 3]]
+            labels += [1, 0]
     tokens, lengths = pad_rows(pairs, CHUNK)
     order = _shuffled(len(labels))
     return Split(tokens.reshape(-1, 2, CHUNK)[order], lengths.reshape(-1, 2)[order], np.array(labels, np.int64)[order])

@@ -347,6 +347,8 @@ def test_tiles_meet_no_bank_conflicts():
         ({"k": torch.ones(2, 2, 64, 24).half(), "v": torch.ones(2, 2, 64, 24).half()}, "no multiple of 2 key heads"),
         ({"v": torch.ones(2, 3, 64, 8).half()}, "k and v alike"),
         ({"q": torch.ones(2, 3, 64, 24)}, "must share"),
+        (dict.fromkeys("qkv", torch.ones(2, 3, 64, 0)), "head_dim and key heads must be positive, not 0 and 3"),
+        (dict.fromkeys("kv", torch.ones(2, 0, 64, 24).half()), "head_dim and key heads must be positive, not 24 and 0"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, message):

@@ -210,6 +210,19 @@ def test_element_csr_of_all_blocks_is_dense_attention():
     assert_close(attention(q, k, v, LENGTHS), each(dense, q, k, v))
 
 
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.transition or method.fixed])
+@pytest.mark.parametrize(("seqlen", "blocks"), [(512, 32), (2048, 32), (1024, 16), (1025, 32)])
+def test_a_pattern_of_another_length_is_refused(name, seqlen, blocks):
+    """T6: by single elements too; also one that is too short by a block that is cut."""
+    attention = METHODS[name].attention(DIGITS)
+    attention.set_pattern(torch.ones(blocks, blocks, dtype=torch.bool))
+    q = torch.ones(1, 2, seqlen, 32)
+    right = -(-seqlen // 32)
+    message = f"has {blocks} x {blocks} blocks, but seqlen {seqlen} in blocks of 32 has {right} x {right}"
+    with pytest.raises(ValueError, match=message):
+        attention(q, q, q, torch.tensor([seqlen]))
+
+
 def test_dense_methods_and_their_maps():
     (q, k, v), _ = inputs()
     maps = torch.zeros(SEQLEN, SEQLEN, dtype=torch.float64)

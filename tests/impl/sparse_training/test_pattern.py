@@ -134,6 +134,9 @@ def test_the_transition_needs_both_tests_in_all_layers_on_one_step():
     jump[1] += 0.5  # one layer moves on
     assert not monitor(jump).settled
 
+    still = TransitionMonitor(layers=2, size=32)  # a distance of 0 is none to compare with
+    assert not any(bool(still(m).settled) for m in (skewed, skewed, skewed, skewed + step, skewed + step))
+
     flat = TransitionMonitor(layers=2, size=32)
     even = torch.rand(2, 32, 32)
     assert not any(bool(flat(even + step * i).settled) for i in range(3))  # settled, not skewed

@@ -34,7 +34,18 @@ def test_generated_samples_are_kept(tmp_path, monkeypatch, task):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("task", ["modules", "digits"])
+def test_a_cut_file_of_generated_samples_is_made_anew(tmp_path):
+    first = load("pathfinder", None, tmp_path, (6, 2, 4))
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for cut in (b"", whole[:500], b"junk"):
+        kept.write_bytes(cut)
+        again = load("pathfinder", None, tmp_path, (6, 2, 4))
+        assert np.array_equal(first.train.tokens, again.train.tokens)
+        assert kept.read_bytes() == whole
+
+
+@pytest.mark.parametrize("task", ["modules", "digits", "module_pairs"])
 def test_stand_ins(tmp_path, task):
     data = load(task, None, tmp_path)
     assert data.source == "stand-in"
@@ -54,6 +65,28 @@ def test_dev_is_a_tenth_of_the_users_training_samples(tmp_path):
     assert [len(part) for part in (data.train, data.dev, data.test)] == [18, 2, 20]
     assert data.source == "user's files"
     check(data, RECIPES["text"])
+
+
+def listops_folder(folder, **splits):
+    for name in ("train", "val", "test"):
+        lines = "".join(f"[MIN 9 {value} ]\t{value}\n" for value in splits[name])
+        (folder / f"basic_{name}.tsv").write_text(f"Source\tTarget\n{lines}")
+
+
+def test_a_users_splits_are_there_and_differ(tmp_path):
+    """T15: a dev set that is the test set, or none, says so before anything is trained; samples that two have in common
+    are counted."""
+    listops_folder(tmp_path, train=[1, 2, 3], val=[4, 1], test=[5, 2, 4])
+    said = load("listops", tmp_path, tmp_path).describe(10)
+    assert {name: split["shared"] for name, split in said.items()} == {"train": 0, "dev": 1, "test": 2}
+    assert {name: split["samples"] for name, split in said.items()} == {"train": 3, "dev": 2, "test": 3}
+    listops_folder(tmp_path, train=[1, 2, 3], val=[4, 5], test=[4, 5])
+    with pytest.raises(ValueError, match=f"{tmp_path}: the dev and test splits are the same samples"):
+        load("listops", tmp_path, tmp_path)
+    for missing, name in (("train", "train"), ("val", "dev"), ("test", "test")):
+        listops_folder(tmp_path, **{"train": [1, 2], "val": [4], "test": [5], missing: []})
+        with pytest.raises(ValueError, match=f"{tmp_path}: the {name} split has no sample"):
+            load("listops", tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(

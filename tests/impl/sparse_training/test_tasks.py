@@ -89,6 +89,10 @@ def test_listops_reads_the_published_layout(tmp_path):
     path.write_text("Source\tTarget\n[MIN 2 3 ]\t3\n")
     with pytest.raises(ValueError, match=r"basic_train.tsv, line 2: the value is 2, the label 3"):
         listops.load(path)
+    for line in ("", "[MIN 2 3 ]", "[MIN 2 3 ]\t2\t2", "[MIN 2 3 ]\ttwo"):
+        path.write_text(f"Source\tTarget\n[MIN 2 3 ]\t2\n{line}\n")
+        with pytest.raises(ValueError, match=r"basic_train.tsv, line 3: expected an expression, a tab and its value"):
+            listops.load(path)
 
 
 @pytest.mark.parametrize("module", ["listops", "pathfinder"])
@@ -123,22 +127,47 @@ def test_pathfinder_images():
     assert len({row.tobytes() for row in split.tokens}) == 8
 
 
-def test_pathfinder_reads_the_published_layout(tmp_path):
+@pytest.fixture
+def pathfinder_folder(tmp_path):
+    """Two images, of which one is an empty file; and the table of them."""
     from PIL import Image
 
     (tmp_path / "imgs/0").mkdir(parents=True)
     (tmp_path / "metadata").mkdir()
-    picture = np.arange(1024, dtype=np.uint8).reshape(32, 32)
-    Image.fromarray(picture).save(tmp_path / "imgs/0/sample_0.png")
+    Image.fromarray(PICTURE).save(tmp_path / "imgs/0/sample_0.png")
     (tmp_path / "imgs/0/sample_1.png").touch()
-    rows = [["imgs/0", f"sample_{i}.png", "0", label, "x"] for i, label in enumerate("10")]
-    np.save(tmp_path / "metadata/0.npy", np.array(rows))
-    split = pathfinder.load(tmp_path)
+    table = [["imgs/0", f"sample_{i}.png", str(i), label, "1.8", "6"] for i, label in enumerate("10")]
+    return tmp_path, table
+
+
+PICTURE = np.arange(1024, dtype=np.uint8).reshape(32, 32)
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_pathfinder_reads_the_published_layout(pathfinder_folder, as_text):
+    """Whose listings are text for all their suffix; arrays, as numpy would write them, are read too."""
+    folder, table = pathfinder_folder
+    listing = folder / "metadata/0.npy"
+    if as_text:
+        listing.write_text("".join(" ".join(row) + "\n" for row in table))
+    else:
+        np.save(listing, np.array(table))
+    split = pathfinder.load(folder)
     assert split.skipped == 1
     assert split.labels.tolist() == [1]
-    assert np.array_equal(split.tokens[0], picture.reshape(-1))
+    assert np.array_equal(split.tokens[0], PICTURE.reshape(-1))
+    (folder / "metadata/notes.npy").touch()
+    assert len(pathfinder.load(folder)) == 1
     with pytest.raises(ValueError, match=r"holds no <number>.npy"):
-        pathfinder.load(tmp_path / "imgs")
+        pathfinder.load(folder / "imgs")
+
+
+@pytest.mark.parametrize("line", ["imgs/0 sample_0.png 0", "imgs/0 sample_0.png 0 2 1.8", "\x80\x04K."])
+def test_pathfinder_refuses_what_is_no_listing(pathfinder_folder, line):
+    folder, table = pathfinder_folder
+    (folder / "metadata/0.npy").write_text(" ".join(table[0]) + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"0\.npy, line 2: expected folder, file, number, label with label 0 or 1"):
+        pathfinder.load(folder)
 
 
 def _cifar_folder(folder):
@@ -207,7 +236,12 @@ def test_stand_ins_of_text():
     assert split.describe(texts.MODULES)["duplicates"] == 0
     assert split.tokens.min() > 0
     pairs = texts.same_module()
-    assert 0.45 < pairs.labels.mean() < 0.55
+    assert pairs.labels.mean() == 0.5
+    chunks = {row.tobytes(): label for row, label in zip(split.tokens, split.labels, strict=True)}
+    modules = [[chunks[text.tobytes()] for text in pair] for pair in pairs.tokens]
+    assert [int(first == second) for first, second in modules] == pairs.labels.tolist()
+    assert len({text.tobytes() for text in pairs.tokens.reshape(-1, texts.CHUNK)}) == 2 * len(pairs), "each in one pair"
+    assert len(pairs) > 400
 
 
 def test_a_split_describes_itself():

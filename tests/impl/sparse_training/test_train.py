@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import json
 import multiprocessing
@@ -232,16 +233,22 @@ def test_sizes_that_cannot_be(data, change, message):
 
 
 def test_another_runs_checkpoint_is_refused(data, tmp_path):
-    trainer(data, "dense").save(tmp_path / "dense.pt")
-    with pytest.raises(ValueError, match=r"is a checkpoint of dense on .*, not of sat on"):
-        trainer(data, "sat").load(tmp_path / "dense.pt")
-    made = trainer(data, "dense")
-    made.monitor.max_change = 0.5
-    with pytest.raises(ValueError, match=r"change 0\.013, .*, not of .* change 0\.5"):
-        made.load(tmp_path / "dense.pt")
+    """By what it differs in, and nothing else."""
+    path = tmp_path / "dense.pt"
+    trainer(data, "dense").save(path)
     fewer = dataclasses.replace(data, train=data.train.take(np.arange(32)))
-    with pytest.raises(ValueError, match=r"64 samples \(random\), .*, not of .* 32 samples \(random\)"):
-        trainer(fewer, "dense").load(tmp_path / "dense.pt")
+    shorter = Trainer(dataclasses.replace(TINY, steps=30, batch=4), "dense", data, torch.device("cpu"), 0)
+    changed = trainer(data, "dense")
+    changed.monitor.max_change = 0.5
+    for made, said in [
+        (trainer(data, "linformer"), "method dense, not method linformer"),
+        (shorter, "batch 8, not batch 4; steps 40, not steps 30"),
+        (trainer(fewer, "dense", seed=2), "64 samples (random), not 32 samples (random); seed 0, not seed 2"),
+        (changed, "change 0.013, not change 0.5"),
+        (trainer(data, "dense", monitor_every=2), "monitored every 1 steps, not monitored every 2 steps"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(f"{path} is a checkpoint of another run: {said}") + "$"):
+            made.load(path)
 
 
 @pytest.mark.parametrize("before", [b"", b"junk\n"])
@@ -253,6 +260,76 @@ def test_what_is_no_checkpoint_is_refused(data, tmp_path, length, before):
     with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint: ") as caught:
         trainer(data, "dense").load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [{"model": {}}, [1, 2]])
+def test_another_file_of_torch_is_no_checkpoint(data, tmp_path, content):
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint: ") as caught:
+        trainer(data, "dense").load(tmp_path / "checkpoint.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(data, tmp_path):
+    made, path = trainer(data, "dense"), tmp_path / "checkpoint.pt"
+    made.save(path, step=0)
+    made.step()
+    path.with_suffix(".partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=re.escape(str(path))) as caught:
+        made.save(path, step=1)
+    assert caught.value.errno == errno.ENOSPC
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert trainer(data, "dense").load(path) == {"step": 0}
+
+
+def test_an_evaluation_is_of_the_whole_split(data):
+    """T15: the last batch too, which is not full."""
+    dev, made = data.dev.take(np.arange(15)), trainer(data, "dense")
+    made.model.eval()
+    logits = made.model(torch.from_numpy(dev.tokens).long(), torch.from_numpy(dev.lengths))
+    expected = (logits.argmax(-1).numpy() == dev.labels).mean()
+    assert 0 < expected < 1
+    assert made.evaluate(dev) == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_evaluation_changes_no_step(data):
+    """Reformer draws hashes in both: a training does not depend on how often it is looked at."""
+    found = []
+    for evaluations in (0, 2):
+        made, values = trainer(data, "reformer"), []
+        for _ in range(3):
+            values.append(made.step().loss.item())
+            accuracies = {made.evaluate(data.train) for _ in range(evaluations)}
+            assert len(accuracies) <= 1
+        found.append(values)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("phase", ["dense", "sparse"])
+def test_the_best_of_a_phase_is_kept_as_it_was(data, tmp_path, phase):
+    """T9: by the accuracy on the dev split, in its own file, with its own phase; the other phase's is left alone."""
+    made = trainer(data, "sat")
+    loop = training._Loop(training.TrainingRun("random", "sat", evaluate_every=2), made, tmp_path)
+    accuracies = {}
+    evaluate = made.evaluate
+
+    def noted(split):
+        accuracy = evaluate(split)
+        if split is data.dev:
+            accuracies.setdefault(made.phase, {})[made.step_number] = accuracy
+        return accuracy
+
+    made.evaluate = noted
+    loop.go()
+    assert accuracies.keys() == {"dense", "sparse"}
+    of_phase = accuracies[phase]
+    best = max(of_phase, key=of_phase.get)  # of equal ones the first
+    again = trainer(data, "sat")
+    training._Loop(loop.run, again, tmp_path, **again.load(tmp_path / "checkpoint.pt"))  # which drops no best
+    again = trainer(data, "sat")
+    assert again.load(tmp_path / f"best_{phase}.pt")["best"][phase] == of_phase[best]
+    assert (again.phase, again.step_number) == (phase, best)
+    assert again.evaluate(data.dev) == of_phase[best]
 
 
 def test_the_map_alone_is_not_monitored(data):
@@ -279,11 +356,11 @@ def test_logs_without_a_checkpoint_are_of_no_run(data, tmp_path):
         if old:
             folder.mkdir()
             lines = "".join(json.dumps({"step": step, "phase": "sparse", "loss": 9.0}) + "\n" for step in range(1, 12))
-            for name in ("steps.jsonl", "evaluations.jsonl", "run.json"):
+            for name in ("steps.jsonl", "evaluations.jsonl", "run.json", "best_dense.pt", "best_sparse.pt"):
                 (folder / name).write_text(lines)
         made = trainer(data, "sat")
         loop = training._Loop(training.TrainingRun("random", "sat", evaluate_every=20), made, folder)
-        assert not (folder / "run.json").exists()
+        assert not [*folder.glob("run.json"), *folder.glob("best_*.pt")]
         loop.go()
         logs.append([re.sub(r'"seconds": [^,}]*', "", (folder / f"{name}.jsonl").read_text()) for name in LOGS])
         assert json.loads((folder / "run.json").read_text())["method"] == "sat"
@@ -317,7 +394,10 @@ def of_trainers(rank, processes, store, data):
     assert not made.anywhere(False)
     assert made.anywhere(rank == processes - 1)
     assert_resumes(made, trainer(data, "sat"), Path(f"{store}-checkpoint.pt"))
-    return logged, [log.phase for log in logs], made.monitor.maps
+    hashing = trainer(data, "reformer")  # whose steps draw other hashes in each process
+    losses(hashing, 10)
+    accuracies = [hashing.evaluate(data.train) for _ in range(6)]
+    return logged, [log.phase for log in logs], made.monitor.maps, accuracies
 
 
 def assert_resumes(made, resumed, path):
@@ -333,11 +413,12 @@ def assert_resumes(made, resumed, path):
 
 def test_two_processes_train_as_one(data, tmp_path):
     """T11: the same global batch, so the same losses, maps and transition, but for the order of sums in float32."""
-    alone, phases, maps = of_process(0, 1, tmp_path / "alone", data)
+    alone, phases, maps, _ = of_process(0, 1, tmp_path / "alone", data)
     assert {"dense", "sparse"} == set(phases)
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         found = pool.map(of_process, (0, 1), (2, 2), [tmp_path / "store"] * 2, [data] * 2, timeout=120)
-        (together, phases_together, maps_together), _ = found
+        (together, phases_together, maps_together, accuracies), (*_, of_the_other) = found
+    assert accuracies == of_the_other, "what is saved as the best must be so in all"
     assert phases_together == phases
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(maps_together, maps, rtol=1e-4, atol=1e-6)
