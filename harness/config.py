@@ -143,6 +143,12 @@ class Config(StrictModel):
         return Path("results") / self.run
 
     @property
+    def ops(self) -> set[str]:
+        """What the run is about: the ops of its panels, and those that its loss curves and trainings belong to."""
+        trained = {"training_step": self.training_curves, "sparse_training_step": self.training}
+        return {experiment.op for experiment in self.experiments.values()} | {op for op in trained if trained[op]}
+
+    @property
     def trainings(self) -> dict[str, str]:
         """The options of each run of `voltabench train`, by the name of its folder."""
         return {

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.errors import ConfigError
 from harness.figures.style import RC
@@ -22,38 +23,47 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from harness.config import Config
     from harness.figures.run import Run
 
-# figure: its module, and the options of `table`
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "attention_forward": ("attention_throughput", {"direction": "forward"}),
-    "attention_backward": ("attention_throughput", {"direction": "backward"}),
-    "attention_accumulators": ("attention_accumulators", {}),
-    "attention_memory": ("peak_memory", {"op": "attention", "what": "Attention"}),
-    "spmm_speedup": ("spmm_speedup", {}),
-    "spmm_layers": ("spmm_layers", {}),
-    "spmm_means": ("spmm_means", {}),
-    "spmm_latency": ("spmm_latency", {}),
-    "spmm_bandwidth": ("spmm_bandwidth", {}),
-    "spmm_payback": ("spmm_payback", {}),
-    "spmm_heatmap": ("spmm_heatmap", {}),
-    "block_sparse_speedup": ("block_sparse_speedup", {}),
-    "block_sparse_efficiency": ("block_sparse_efficiency", {}),
-    "training_speedup": ("training_speedup", {}),
-    "training_memory": ("peak_memory", {"op": "training_step", "what": "Training step"}),
-    "training_curves": ("training_curves", {}),
-    "sparse_training_step": ("sparse_training_step", {}),
-    "sparse_training_density": ("sparse_training_density", {}),
-    "sparse_training_convergence": ("sparse_training_convergence", {}),
-    "sparse_training_transition": ("sparse_training_transition", {}),
-    "sparse_training_patterns": ("sparse_training_patterns", {}),
-    "decode_throughput": ("decode_throughput", {}),
-    "decode_parts": ("decode_parts", {}),
-    "energy_time": ("energy_time", {}),
-    "error_gate": ("error_gate", {}),
-    "performance_profile": ("performance_profile", {}),
-    "clocks": ("clocks", {}),
-    "model_bound": ("model_bound", {}),
+
+class Drawing(NamedTuple):
+    """How a figure is made: its module here, the op whose runs have it (None: all), and the options of `table`."""
+
+    module: str
+    op: str | None = None
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+FIGURES = {
+    "attention_forward": Drawing("attention_throughput", "attention", {"direction": "forward"}),
+    "attention_backward": Drawing("attention_throughput", "attention", {"direction": "backward"}),
+    "attention_accumulators": Drawing("attention_accumulators", "attention"),
+    "attention_memory": Drawing("peak_memory", "attention", {"op": "attention", "what": "Attention"}),
+    "spmm_speedup": Drawing("spmm_speedup", "spmm"),
+    "spmm_layers": Drawing("spmm_layers", "spmm"),
+    "spmm_means": Drawing("spmm_means", "spmm"),
+    "spmm_latency": Drawing("spmm_latency", "spmm"),
+    "spmm_bandwidth": Drawing("spmm_bandwidth", "spmm"),
+    "spmm_payback": Drawing("spmm_payback", "spmm"),
+    "spmm_heatmap": Drawing("spmm_heatmap", "spmm"),
+    "block_sparse_speedup": Drawing("block_sparse_speedup", "block_sparse_attention"),
+    "block_sparse_efficiency": Drawing("block_sparse_efficiency", "block_sparse_attention"),
+    "training_speedup": Drawing("training_speedup", "training_step"),
+    "training_memory": Drawing("peak_memory", "training_step", {"op": "training_step", "what": "Training step"}),
+    "training_curves": Drawing("training_curves", "training_step"),
+    "sparse_training_step": Drawing("sparse_training_step", "sparse_training_step"),
+    "sparse_training_density": Drawing("sparse_training_density", "sparse_training_step"),
+    "sparse_training_convergence": Drawing("sparse_training_convergence", "sparse_training_step"),
+    "sparse_training_transition": Drawing("sparse_training_transition", "sparse_training_step"),
+    "sparse_training_patterns": Drawing("sparse_training_patterns", "sparse_training_step"),
+    "decode_throughput": Drawing("decode_throughput", "decode_step"),
+    "decode_parts": Drawing("decode_parts", "decode_step"),
+    "energy_time": Drawing("energy_time"),
+    "error_gate": Drawing("error_gate"),
+    "performance_profile": Drawing("performance_profile"),
+    "clocks": Drawing("clocks"),
+    "model_bound": Drawing("model_bound"),
 }
 FORMATS = ("pdf", "svg", "png")
 # Nothing that changes from one drawing to the next: no dates, no versions.
@@ -62,6 +72,11 @@ _METADATA = {
     "svg": {"Creator": "voltabench", "Date": None},
     "png": {"Software": "voltabench"},
 }
+
+
+def figures_of(config: Config) -> list[str]:
+    """The figures that a run of `config` has: of its ops, and those of every run."""
+    return [name for name, drawing in FIGURES.items() if drawing.op is None or drawing.op in config.ops]
 
 
 def draw(config: str | Path, name: str) -> None:
@@ -105,8 +120,8 @@ def render(run: Run, name: str) -> tuple[pd.DataFrame, Figure]:
     """The tidy rows of figure `name`, and the figure drawn from them."""
     from harness.figures.panels import sentence
 
-    module_name, options = FIGURES[name]
-    module = importlib.import_module(f"harness.figures.{module_name}")
+    drawing, options = FIGURES[name], FIGURES[name].options
+    module = importlib.import_module(f"harness.figures.{drawing.module}")
     rows = module.table(run, **options)
     run = run.of_figure(rows)
     reason = module.nothing(rows, run)

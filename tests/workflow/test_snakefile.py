@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,15 @@ def test_what_reads_the_trainings_waits_for_them(tmp_path, result, waits):
     ended = snakemake(tmp_path, "-n", f"results/tiny/{result}", "--configfile", tiny(tmp_path, training=training))
     assert ended.returncode == 0, ended.stdout
     assert ("training pathfinder-window-seed0\n" in ended.stdout) == waits
+
+
+def test_a_run_has_the_figures_and_notebooks_of_its_ops(tmp_path):
+    ended = snakemake(tmp_path, "-n", "--configfile", tiny(tmp_path))
+    assert ended.returncode == 0, ended.stdout
+    assert re.findall(r"executing the notebook (\w+)", ended.stdout) == ["spmm"]
+    drawn = set(re.findall(r": drawing (\w+)", ended.stdout))
+    assert {"spmm_speedup", "error_gate"} <= drawn
+    assert not [name for name in drawn if name.startswith(("attention", "block", "training", "sparse", "decode"))]
 
 
 def test_plain_snakemake_without_a_gpu_is_the_smoke_run(tmp_path):

@@ -1,4 +1,4 @@
-from harness.figures import FIGURES, FORMATS, caption
+from harness.figures import FIGURES, FORMATS, caption, figures_of
 
 
 rule model:
@@ -64,6 +64,6 @@ rule figure:
 
 rule figures:
     input:
-        expand(f"{RESULTS}/figures/{{figure}}.svg", figure=FIGURES),
+        expand(f"{RESULTS}/figures/{{figure}}.svg", figure=figures_of(CONFIG)),
     message:
         f"figures are in {RESULTS}/figures"

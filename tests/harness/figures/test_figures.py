@@ -55,8 +55,8 @@ def cpu_figure(cpu):
 
 
 def table(run, name):
-    module, options = FIGURES[name]
-    return importlib.import_module(f"harness.figures.{module}").table(run, **options)
+    drawing = FIGURES[name]
+    return importlib.import_module(f"harness.figures.{drawing.module}").table(run, **drawing.options)
 
 
 def texts(figure):

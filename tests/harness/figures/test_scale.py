@@ -20,8 +20,8 @@ def test_tables_of_ten_thousand_records(run):
     started = time.process_time()  # of this process: the machine may be shared
     of_others = ("model_bound", "sparse_training")  # a row per kernel; of trainings
     grow = [FIGURES[name] for name in FIGURES if not name.startswith(of_others)]
-    for module, options in grow:
-        assert len(importlib.import_module(f"harness.figures.{module}").table(run, **options)) > 200
+    for drawing in grow:
+        assert len(importlib.import_module(f"harness.figures.{drawing.module}").table(run, **drawing.options)) > 200
     assert time.process_time() - started < 15
 
 
