@@ -102,6 +102,9 @@ def train(
     monitor_every: Annotated[int, typer.Option(help="dense steps from one look at the maps to the next", min=1)] = 1,
     min_skewness: Annotated[float | None, typer.Option(help="of the transition, instead of the paper's 1.7")] = None,
     max_change: Annotated[float | None, typer.Option(help="of a map's distance, instead of the paper's 0.013")] = None,
+    keep_diagonal: Annotated[
+        bool, typer.Option("--keep-diagonal", help="in SAT's pattern, as the paper does not")
+    ] = False,
     evaluate_every: Annotated[int, typer.Option(help="steps from one pass over dev to the next", min=1)] = 500,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="else CUDA where there is a GPU")] = None,
     results: Annotated[Path, typer.Option(help="where the run's folder is")] = Path("results/training"),
@@ -110,8 +113,8 @@ def train(
     from harness.training import TrainingRun
     from harness.training import train as train_run
 
-    look = (monitor_every, min_skewness, max_change)
-    run = TrainingRun(task, method, seed, steps, batch, data, samples, *look, evaluate_every, device)
+    transition = (monitor_every, min_skewness, max_change, keep_diagonal)
+    run = TrainingRun(task, method, seed, steps, batch, data, samples, *transition, evaluate_every, device)
     typer.echo(f"wrote {train_run(run, results)}")
 
 

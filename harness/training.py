@@ -51,6 +51,7 @@ class TrainingRun:
     monitor_every: int = 1
     min_skewness: float | None = None  # of the transition, instead of the paper's
     max_change: float | None = None
+    keep_diagonal: bool = False
     evaluate_every: int = 500
     device: str | None = None  # None: CUDA where there is a GPU
     save_every: int = 500
@@ -80,7 +81,7 @@ def train(run: TrainingRun, results: Path) -> Path:
     if run.max_change is not None and run.max_change <= 0:
         raise ConfigError(f"max_change: no distance is below {run.max_change:g}; name a positive one")
     device = _join_processes(run.device)
-    changes = {name: getattr(run, name) for name in ("steps", "batch") if getattr(run, name)}
+    changes = {name: getattr(run, name) for name in ("steps", "batch", "keep_diagonal") if getattr(run, name)}
     recipe = dataclasses.replace(RECIPES[run.task], **changes)
     recipe = dataclasses.replace(recipe, warmup_steps=min(recipe.warmup_steps, recipe.steps // 3))
     try:

@@ -34,6 +34,7 @@ class Recipe:
     warmup_steps: int
     steps: int
     pairs: bool = False
+    keep_diagonal: bool = False  # in SAT's pattern, where the paper forces nothing
 
     @property
     def blocks(self) -> int:

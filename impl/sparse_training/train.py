@@ -135,8 +135,8 @@ class Trainer:
         log = StepLog(self.step_number, self.phase, *self._mean(loss, right), self._read(maps))
         self.step_number += 1
         if self.method.transition == "sat" and log.reading is not None and log.reading.settled:
-            density = self.recipe.density
-            self._go_sparse([largest_blocks(pattern().detach(), density) for pattern in self.patterns])
+            kept = {"density": self.recipe.density, "keep_diagonal": self.recipe.keep_diagonal}
+            self._go_sparse([largest_blocks(pattern().detach(), **kept) for pattern in self.patterns])
         return log
 
     @torch.no_grad()

@@ -62,8 +62,8 @@ def device(request):
         yield request.param
 
 
-def trainer(data, name, seed=0, device="cpu", monitor_every=1):
-    made = Trainer(TINY, name, data, torch.device(device), seed, monitor_every)
+def trainer(data, name, seed=0, device="cpu", monitor_every=1, **changes):
+    made = Trainer(dataclasses.replace(TINY, **changes), name, data, torch.device(device), seed, monitor_every)
     if METHODS[name].transition == "sat":  # settles within some steps at this size
         made.monitor.min_skewness, made.monitor.max_change = -10.0, 0.3
     if name == "spion":
@@ -126,6 +126,16 @@ def test_a_sparse_checkpoint_is_evaluated_sparse_and_a_dense_one_dense(data, tmp
     again = trainer(data, "sat")
     again.load(tmp_path / "dense.pt")
     assert again.phase == "dense"
+
+
+@pytest.mark.parametrize("name", ["sat", "sat_csr"])
+def test_the_diagonal_is_kept_where_it_is_asked_for(data, name):
+    """Three blocks of nine fit at this density: all of them are the diagonal's, and none is on it by chance alone."""
+    made = trainer(data, name, density=0.34, keep_diagonal=True)
+    losses(made, 12)
+    assert made.phase == "sparse"
+    for attention in made.attentions:
+        assert torch.equal(attention.pattern.cpu(), torch.eye(3, dtype=torch.bool))
 
 
 def test_the_transition_takes_a_new_optimizer_at_half_the_rate(data):
