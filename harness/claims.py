@@ -146,15 +146,16 @@ def judge(claim: Claim, run: Run) -> ClaimRow:
     for name, points in sides.items():
         if not points["timed"].any():
             return row("not measurable here", f"no {claim.measure.of} of {name}: {_losses(points)}")
-    by_baseline = [_ratios(run, ours[ours["timed"]], each[each["timed"]], claim.measure.of) for each in baselines]
-    ratios, apart = pd.concat([ratios for ratios, _ in by_baseline]), sum(apart for _, apart in by_baseline)
+    pairs = [_ratios(run, ours[ours["timed"]], each[each["timed"]], claim.measure.of) for each in baselines]
+    by_baseline, apart = [ratios for ratios, _ in pairs], sum(count for _, count in pairs)
+    ratios = pd.concat(by_baseline)
     if ratios.empty:
         return row("not measurable here", "ours and the baseline have no case in common")
     value = _STATISTICS[claim.statistic](list(ratios))
     measured = f"{value:.2f}x {claim.statistic} of {len(ratios)} ({ratios.min():.2f}x to {ratios.max():.2f}x)"
     if len(baselines) > 1:
-        pairs = zip(claim.measure.baselines, by_baseline, strict=True)
-        each = [f"{run.labels.get(name, name)} {own.min():.2f}x to {own.max():.2f}x" for name, own in pairs if len(own)]
+        named = zip(claim.measure.baselines, by_baseline, strict=True)
+        each = [f"{run.labels.get(name, name)} {own.min():.2f}x to {own.max():.2f}x" for name, own in named if len(own)]
         measured += f": {', '.join(each)}"
     if claim.value is None:
         return row("not measurable here", "the published value could not be confirmed", measured)
