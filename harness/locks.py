@@ -23,7 +23,7 @@ def hold_one(names: Sequence[str], say: Callable[[str], None], stopped: Callable
     held, waiting = None, False
     try:
         while not stopped():
-            held = next((name for name, fd in files.items() if _try(fd)), None)
+            held = next((name for name, fd in files.items() if try_lock(fd)), None)
             if held is not None:
                 break
             if not waiting:
@@ -43,7 +43,8 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDONLY)
 
 
-def _try(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
+    """Whether the file is now this process's, which it stays until it is closed."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

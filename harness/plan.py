@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.cell import classify
 from harness.config import Config, load_config
 from harness.contender import Contender, Target
 from harness.energy import DEFAULT_PERIOD_S, TICKS
@@ -66,7 +67,7 @@ def _refusal(contender: Contender, params: Any, target: Target) -> tuple[str, st
     try:
         return contender.refusal(params, target)
     except Exception as error:
-        return "crashed", f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return classify(error)
 
 
 def _window(config: Config, call_s: float, target: Target) -> float:

@@ -9,7 +9,6 @@ The last record of a key wins. The lines of a run that is kept may lie beside it
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
 import gzip
 import json
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from harness.errors import MachineError
+from harness.locks import try_lock
 from harness.machine import find_target
 from harness.records import Record, Sample
 
@@ -137,11 +137,9 @@ class Store:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise MachineError(_cannot_write(path.parent, error)) from None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(self._fd):
             os.close(self._fd)
-            raise MachineError(f"{path}: another process is writing it; wait for it to end") from None
+            raise MachineError(f"{path}: another process is writing it; wait for it to end")
         self._set_torn_line_aside()
 
     def __enter__(self) -> Store:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from harness import provenance
 from harness.collect import write_atomically
 from harness.errors import ConfigError, MachineError
 from harness.lazy import lazy_import
+from harness.locks import try_lock
 from harness.measure import Stop
 from harness.store import read_log
 
@@ -123,12 +123,8 @@ def _held(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MachineError(
-                f"{folder}: another process trains there; wait for it, or name other --results"
-            ) from None
+        if not try_lock(lock):
+            raise MachineError(f"{folder}: another process trains there; wait for it, or name other --results")
         yield
     finally:
         os.close(lock)
