@@ -15,7 +15,7 @@ constexpr int kStatistics = 2 * kTileRows, kStatisticsBytes = kStatistics * size
 
 struct Barriers {
     float statistics[STAGES][kStatistics];
-    unsigned long long rows_full, rows_empty, full[STAGES], empty[STAGES];
+    unsigned long long rows_full, rows_empty, work_read, full[STAGES], empty[STAGES];
     int4 work;  // first key, batch and head, keys that count, whether there are tiles; key -1 past the last work
     int2 tile[STAGES];  // its first query, whether there is one more
 };
@@ -44,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
     if (threadIdx.x < CONSUMERS) {
         Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
         init_ring(&barriers.rows_full, &barriers.rows_empty, 1);
+        mbarrier_init(&barriers.work_read, kGroup);
         init_ring(barriers.full, barriers.empty, STAGES);
         fence_mbarrier_init();
     }
@@ -78,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                 };
                 find();
                 mbarrier_wait(&barriers.rows_empty, round & 1 ^ 1);
+                mbarrier_wait(&barriers.work_read, round & 1 ^ 1);
                 ++round;
                 barriers.work = make_int4(first_key, work.batch_head, keys, row >= 0);
                 mbarrier_arrive_expect(&barriers.rows_full, 2 * kTileBytes);
@@ -100,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     place.advance();
                 }
             });
-            mbarrier_wait(&barriers.rows_empty, round & 1 ^ 1);
+            mbarrier_wait(&barriers.work_read, round & 1 ^ 1);
             barriers.work = make_int4(-1, 0, 0, 0);
             mbarrier_arrive(&barriers.rows_full);
         }
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
         next.advance();
         for (unsigned round = 0;; ++round) {
             mbarrier_wait(&barriers.rows_full, round & 1);
-            const int4 work = barriers.work;
+            const int4 work = read_work(barriers.work, &barriers.work_read);
             const int first_key = work.x, batch_head = work.y, keys = work.z;
             if (first_key < 0) break;
             const int causal_offset = causal ? 0 : keys, last_key = first_key + kTileRows - 1;
@@ -205,7 +207,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     next.advance();
                     finish_dp(place.stage);
                 }
-                __syncwarp();  // all have read barriers.work
                 release(&barriers.rows_empty, lane);
                 start_sums(place.stage);
                 finish_sums();

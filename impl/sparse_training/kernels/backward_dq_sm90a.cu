@@ -14,8 +14,8 @@
 constexpr int kKeyStages = STAGES + 1;
 
 struct Barriers {
-    unsigned long long rows_full[Q_STAGES], rows_empty[Q_STAGES], k_full[kKeyStages], k_empty[kKeyStages],
-        v_full[STAGES], v_empty[STAGES];
+    unsigned long long rows_full[Q_STAGES], rows_empty[Q_STAGES], work_read[Q_STAGES], k_full[kKeyStages],
+        k_empty[kKeyStages], v_full[STAGES], v_empty[STAGES];
     int4 work[Q_STAGES];  // first query, batch and head, keys that count, tiles; -1 tiles past the last work
     int key[kKeyStages];  // the first of a tile
 };
@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
     if (threadIdx.x < CONSUMERS) {
         Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
         init_ring(barriers.rows_full, barriers.rows_empty, Q_STAGES);
+        for (int stage = 0; stage < Q_STAGES; ++stage) mbarrier_init(&barriers.work_read[stage], kGroup);
         init_ring(barriers.k_full, barriers.k_empty, kKeyStages);
         init_ring(barriers.v_full, barriers.v_empty, STAGES);
         fence_mbarrier_init();
@@ -93,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                 const int row = walk.first_row, head = walk.work.head, batch_index = walk.work.batch;
                 unsigned long long* rows_full = &barriers.rows_full[place.stage];
                 mbarrier_wait(&barriers.rows_empty[place.stage], place.parity ^ 1);
+                mbarrier_wait(&barriers.work_read[place.stage], place.parity ^ 1);
                 barriers.work[place.stage] = make_int4(row, walk.work.batch_head, walk.keys, walk.steps);
                 mbarrier_arrive_expect(rows_full, 2 * kTileBytes);
                 load_rows(q_tiles + place.stage * kTileBytes, &q_map, rows_full, row, head, batch_index);
@@ -111,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     load_v(&v_map, key, head_kv, batch_index);
                 }
             });
-            mbarrier_wait(&barriers.rows_empty[place.stage], place.parity ^ 1);
+            mbarrier_wait(&barriers.work_read[place.stage], place.parity ^ 1);
             barriers.work[place.stage] = make_int4(0, 0, 0, -1);
             mbarrier_arrive(&barriers.rows_full[place.stage]);
         }
@@ -129,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
             unsigned char* q_tile = q_tiles + stage * kTileBytes;
             unsigned char* dout_tile = dout_tiles + stage * kTileBytes;
             mbarrier_wait(&barriers.rows_full[stage], parity_of<Q_STAGES>(round));
-            const int4 work = barriers.work[stage];
+            const int4 work = read_work(barriers.work[stage], &barriers.work_read[stage]);
             const int block_row = work.x, batch_head = work.y, keys = work.z, steps = work.w;
             if (steps < 0) break;
             const int causal_offset = causal ? 0 : keys;

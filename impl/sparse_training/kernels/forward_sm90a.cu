@@ -12,7 +12,7 @@
 #include "walk_sm90a.cuh"
 
 struct Barriers {
-    unsigned long long q_full, q_empty, full[STAGES], empty[STAGES];
+    unsigned long long q_full, q_empty, work_read, full[STAGES], empty[STAGES];
     int4 work;        // first query, batch and head, keys that count, tiles; -1 tiles past the last work
     int key[STAGES];  // the first of a tile
 };
@@ -27,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
     if (threadIdx.x < CONSUMERS) {
         Barriers& barriers = past_tiles<Barriers>(shared_memory, threadIdx.x, kTilesBytes);
         init_ring(&barriers.q_full, &barriers.q_empty, 1);
+        mbarrier_init(&barriers.work_read, kGroup);
         init_ring(barriers.full, barriers.empty, STAGES);
         fence_mbarrier_init();
     }
@@ -46,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                 const KeyWalk<kTileRows> walk = walk_keys<kTileRows, kTileRows>(rows, lengths, SIZE_ARGUMENTS, index);
                 const int steps = walk.steps, head = walk.work.head / group;
                 mbarrier_wait(&barriers.q_empty, round & 1 ^ 1);
+                mbarrier_wait(&barriers.work_read, round & 1 ^ 1);
                 ++round;
                 barriers.work = make_int4(walk.first_row, walk.work.batch_head, walk.keys, steps);
                 mbarrier_arrive_expect(&barriers.q_full, kTileBytes);
@@ -66,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                               walk.work.batch);
                 }
             });
-            mbarrier_wait(&barriers.q_empty, round & 1 ^ 1);
+            mbarrier_wait(&barriers.work_read, round & 1 ^ 1);
             barriers.work = make_int4(0, 0, 0, -1);
             mbarrier_arrive(&barriers.q_full);
         }
@@ -80,8 +82,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
         unsigned used = 0;  // tiles of the ring before the present step's keys, or before the values of the step before
         for (unsigned round = 0;; ++round) {
             mbarrier_wait(&barriers.q_full, round & 1);
-            const int4 work = barriers.work;
-            __syncwarp();  // all have read it
+            const int4 work = read_work(barriers.work, &barriers.work_read);
             const int block_row = work.x, batch_head = work.y, keys = work.z, steps = work.w;
             if (steps < 0) break;
             const int causal_offset = causal ? 0 : keys;

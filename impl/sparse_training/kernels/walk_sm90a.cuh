@@ -83,6 +83,15 @@ __device__ __forceinline__ void release(unsigned long long* empty, int lane) {
     if (lane == 0) mbarrier_arrive(empty);
 }
 
+// What the loading thread wrote of a work, and that this thread has read it: `read` counts all threads of a consumer.
+// One lane's arrival for its warp would do, but compute-sanitizer's racecheck knows no order by way of another
+// thread's.
+__device__ __forceinline__ int4 read_work(const int4& work, unsigned long long* read) {
+    const int4 value = work;
+    mbarrier_arrive(read);
+    return value;
+}
+
 // The threads of a consumer wait for each other.
 __device__ __forceinline__ void wait_for_group() {
     named_barrier_sync(1 + threadIdx.x / kGroup, kGroup);
