@@ -19,7 +19,7 @@ smoke: setup
 	$(VENV) -m harness run config/smoke.yaml
 
 test: setup
-	$(VENV) -m pytest
+	$(VENV) -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(VENV) -m ruff check . && $(VENV) -m ruff format --check .
