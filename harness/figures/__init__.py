@@ -70,7 +70,6 @@ FORMATS = ("pdf", "svg", "png")
 _METADATA = {
     "pdf": {"Creator": "voltabench", "Producer": None, "CreationDate": None},
     "svg": {"Creator": "voltabench", "Date": None},
-    "png": {"Software": "voltabench"},
 }
 
 
@@ -105,10 +104,24 @@ def save(run: Run, name: str) -> None:
     with _style():
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
-        for suffix in FORMATS:  # through the canvas: savefig draws everything twice
+        for suffix, metadata in _METADATA.items():  # through the canvas: savefig draws everything twice
             figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
             canvas = get_registered_canvas_class(suffix)(figure)
-            getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=_METADATA[suffix])
+            getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=metadata)
+        figure.dpi = RC["figure.dpi"]
+        _print_png(figure, folder / f"{name}.png")
+
+
+def _print_png(figure: Figure, path: Path) -> None:
+    """In 256 colours, which takes a third of the bytes: figures are kept in git."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from PIL import Image
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    picture = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
+    few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, dpi=(figure.dpi, figure.dpi))
 
 
 def caption(name: str) -> str:

@@ -21,6 +21,7 @@ from harness.store import read_log
 from impl.sparse_training.labels import LABELS
 
 KEY = ["experiment", "panel", "case_id", "contender"]  # of a record
+TRAINED = ["task", "method", "seed"]  # of a training
 WHO = [*KEY, "label", "role", "backend", "status", "missing", "reason"]
 # whose times figures compare
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
@@ -68,7 +69,7 @@ class Training:
     @property
     def who(self) -> dict[str, Any]:
         """Columns that name it."""
-        own = {name: self.settings[name] for name in ("task", "method", "seed")}
+        own = {name: self.settings[name] for name in TRAINED}
         return {**own, "label": LABELS[own["method"]]}
 
     @property
@@ -162,18 +163,27 @@ class Run:
         return _distinct(self.records["device_name"].dropna()) or "an unknown device"
 
     def of_figure(self, rows: pd.DataFrame) -> Run:
-        """This run, with a `place` that tells of the records of these rows, where they say which these are."""
-        return dataclasses.replace(self, drawn=rows) if set(KEY) <= set(rows) and len(rows) else self
+        """This run, with a `place` that tells of these rows' records or trainings, where they say which these are."""
+        named = any(set(key) <= set(rows) for key in (KEY, TRAINED))
+        return dataclasses.replace(self, drawn=rows) if named and len(rows) else self
 
     @property
     def place(self) -> str:
-        """Where, from which code and when: one line."""
+        """Where, from which code and, of records, when: one line."""
+        if self.drawn is not None and not set(KEY) <= set(self.drawn):
+            return self._place_of_trainings
         records = self.records if self.drawn is None else self.records.merge(self.drawn[KEY].drop_duplicates(), on=KEY)
         known = {key: records[key].dropna() for key in ("commit", "started_at")}
         dates = sorted({str(start)[:10] for start in known["started_at"]})
         when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
-        commits = _distinct(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in known["commit"])
-        return f"run {self.name} · {self.device_names} · commit {commits or 'unknown'} · {when or 'no date'}"
+        return f"run {self.name} · {self.device_names} · commit {_short(known['commit'])} · {when or 'no date'}"
+
+    @property
+    def _place_of_trainings(self) -> str:
+        drawn = set(self.drawn[TRAINED].itertuples(index=False, name=None))
+        settings = [t.settings for t in self.trainings() if tuple(t.settings[name] for name in TRAINED) in drawn]
+        devices, commits = ([s[name] for s in settings if name in s] for name in ("device_name", "commit"))
+        return f"run {self.name} · {_distinct(devices) or 'an unknown device'} · commit {_short(commits)}"
 
     def select(
         self,
@@ -226,3 +236,7 @@ class Run:
 
 def _distinct(values: Iterable[object]) -> str:
     return ", ".join(sorted({str(value) for value in values}))
+
+
+def _short(commits: Iterable[object]) -> str:
+    return _distinct(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in commits) or "unknown"

@@ -20,6 +20,12 @@ FOUND = 9
 # Some tens of rows each, with edges on every side: all kernels of attention, SpMM, expansion, block patterns and maps.
 ATTENTION = "causal_is_aligned_bottom_right or empty_rows or keys_past_the_lengths or statistics_are_those"
 SMALLEST = f"{ATTENTION} or test_smallest or test_every_value"
+# Flash-LLM's take minutes, so in parts that can run side by side.
+FLASH_LLM = (
+    *("sm_80 and two_of_four", "sm_80 and not two_of_four", "sm_70", "of_each_size"),
+    *(f"not sm_80 and not sm_70 and not of_each_size and {which}" for which in ("two_of_four", "not two_of_four")),
+)
+PARTS = [("spark_attention", ""), ("sparse_training", ""), *(("flash_llm", part) for part in FLASH_LLM)]
 STRAY = """
 import numpy as np, torch
 from impl.cuda.launch import launch
@@ -42,10 +48,11 @@ def sanitize(tool: str, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("system", ["spark_attention", "flash_llm", "sparse_training"])
+@pytest.mark.parametrize(("system", "part"), PARTS, ids=[" ".join(filter(None, part)) for part in PARTS])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-def test_the_kernels_are_clean(tool, system):
-    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-k", SMALLEST, f"tests/impl/{system}"]
+def test_the_kernels_are_clean(tool, system, part):
+    chosen = f"({SMALLEST}) and {part}" if part else SMALLEST
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-k", chosen, f"tests/impl/{system}"]
     done = sanitize(tool, *tests)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

@@ -17,7 +17,7 @@ struct Barriers {
     unsigned long long rows_full[Q_STAGES], rows_empty[Q_STAGES], work_read[Q_STAGES], k_full[kKeyStages],
         k_empty[kKeyStages], v_full[STAGES], v_empty[STAGES];
     int4 work[Q_STAGES];  // first query, batch and head, keys that count, tiles; -1 tiles past the last work
-    int key[kKeyStages];  // the first of a tile
+    int key[kKeyPlaces];  // the first of a tile
 };
 constexpr int kTilesBytes = (2 * Q_STAGES + kKeyStages + STAGES) * kTileBytes;
 static_assert(kTilesBytes + sizeof(Barriers) <= kConsumerBytes);
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
         give_up_registers<LOADER_REGISTERS>();
         if (consumer < CONSUMERS && lane == 0) {
             Place<Q_STAGES> place;
-            Place<kKeyStages> k_place;
+            unsigned loaded = 0;  // tiles of K
             Place<STAGES> v_place;
             const auto load_v = [&](const TensorMap* map, int row, int head, int batch_index) {
                 unsigned long long* full = &barriers.v_full[v_place.stage];
@@ -104,12 +104,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                 const int head_kv = head / group;
                 for (int step = 0; step < walk.steps; ++step) {
                     const int key = walk.key(step);
-                    unsigned long long* full = &barriers.k_full[k_place.stage];
-                    mbarrier_wait(&barriers.k_empty[k_place.stage], k_place.parity ^ 1);
-                    barriers.key[k_place.stage] = key;
+                    const unsigned stage = stage_of<kKeyStages>(loaded);
+                    unsigned long long* full = &barriers.k_full[stage];
+                    mbarrier_wait(&barriers.k_empty[stage], parity_of<kKeyStages>(loaded) ^ 1);
+                    barriers.key[key_place(loaded)] = key;
+                    ++loaded;
                     mbarrier_arrive_expect(full, kTileBytes);
-                    load_rows(k_tiles + k_place.stage * kTileBytes, &k_map, full, key, head_kv, batch_index);
-                    k_place.advance();
+                    load_rows(k_tiles + stage * kTileBytes, &k_map, full, key, head_kv, batch_index);
                     load_v(&v_map, key, head_kv, batch_index);
                 }
             });
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_backward_
                     used_v = __shfl_sync(0xffffffffu, used_v, 0);
                     const unsigned k_stage = stage_of<kKeyStages>(used), v_stage = stage_of<STAGES>(used_v);
                     mbarrier_wait(&barriers.k_full[k_stage], parity_of<kKeyStages>(used));
-                    const int key = barriers.key[k_stage];
+                    const int key = barriers.key[key_place(used)];
                     mbarrier_wait(&barriers.v_full[v_stage], parity_of<STAGES>(used_v));
                     // Past the sequence's end the copy engine puts zeros.
                     if (keys < seqlen && key + kTileRows > keys) {

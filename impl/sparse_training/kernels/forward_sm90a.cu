@@ -13,8 +13,8 @@
 
 struct Barriers {
     unsigned long long q_full, q_empty, work_read, full[STAGES], empty[STAGES];
-    int4 work;        // first query, batch and head, keys that count, tiles; -1 tiles past the last work
-    int key[STAGES];  // the first of a tile
+    int4 work;            // first query, batch and head, keys that count, tiles; -1 tiles past the last work
+    int key[kKeyPlaces];  // the first of a tile
 };
 constexpr int kTilesBytes = (1 + STAGES) * kTileBytes;
 static_assert(kTilesBytes + sizeof(Barriers) <= kConsumerBytes);
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                     const unsigned stage = stage_of<STAGES>(loaded);
                     const int key = walk.key(step);
                     mbarrier_wait(&barriers.empty[stage], parity_of<STAGES>(loaded) ^ 1);
+                    barriers.key[key_place(loaded)] = key;
                     ++loaded;
-                    barriers.key[stage] = key;
                     mbarrier_arrive_expect(&barriers.full[stage], kTileBytes);
                     load_rows(ring + stage * kTileBytes, values ? &v_map : &k_map, &barriers.full[stage], key, head,
                               walk.work.batch);
@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                     const unsigned stage = stage_of<STAGES>(tile);
                     mbarrier_wait(&barriers.full[stage], parity_of<STAGES>(tile));
                     // Past the sequence's end the copy engine puts zeros.
-                    if (keys < seqlen && barriers.key[stage] + kTileRows > keys) {
-                        const int first = max(keys - barriers.key[stage], 0);
+                    if (keys < seqlen && barriers.key[key_place(tile)] + kTileRows > keys) {
+                        const int first = max(keys - barriers.key[key_place(tile)], 0);
                         wait_for_group();
                         clear_rows(ring + stage * kTileBytes, first);
                         wait_for_group();
@@ -131,11 +131,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_sparse_forward_s
                 // The softmax of the scores; their tile is not needed any more.
                 const auto finish_keys = [&](unsigned tile) {
                     pin_registers(scores);
-                    const unsigned stage = stage_of<STAGES>(tile);
-                    const int key = barriers.key[stage];
+                    const int key = barriers.key[key_place(tile)];
                     if (key + kTileRows > unmasked_keys) mask_scores(scores, row, key, keys, causal_offset);
                     __syncwarp();
-                    release(&barriers.empty[stage], lane);
+                    release(&barriers.empty[stage_of<STAGES>(tile)], lane);
                     online_softmax(scores, state, correction, scale_log2);
                 };
                 const auto finish_values = [&] {

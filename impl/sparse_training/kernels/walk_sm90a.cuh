@@ -92,6 +92,14 @@ __device__ __forceinline__ int4 read_work(const int4& work, unsigned long long* 
     return value;
 }
 
+// Places for the first keys of tiles. Those that the ring has would do, as a tile is loaded once all warps have
+// released the one before it in its place; but a lane does so for its warp (see read_work).
+constexpr int kKeyPlaces = 64;
+
+__device__ __forceinline__ unsigned key_place(unsigned tile) {
+    return tile % kKeyPlaces;
+}
+
 // The threads of a consumer wait for each other.
 __device__ __forceinline__ void wait_for_group() {
     named_barrier_sync(1 + threadIdx.x / kGroup, kGroup);

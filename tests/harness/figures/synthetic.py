@@ -272,6 +272,7 @@ def training_run(folder: Path, method: str, moved: int | None, accuracy: float) 
     (own / "steps.jsonl").write_text("\n".join(lines))
     ended = {
         "task": "listops", "method": method, "seed": 0, "steps": 100, "source": "generated", "test_accuracy": accuracy,
+        "device_name": "Synthetic GPU", "commit": "0123456789ab" * 3 + "cdef",
         "min_skewness": 1.7 if moved else None, "max_change": 0.2 if moved else None,
         "peak_bytes": {"dense": 3 * 2**30, "sparse": 2**29} if moved else {},
         "patterns": [[[1, 0, 0], [0, 1, 0], [0, 1, 0]], [[0, 0, 0], [1, 1, 0], [0, 0, 1]]] if moved else [],
