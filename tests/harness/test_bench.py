@@ -228,6 +228,19 @@ def test_without_a_meter_the_reason_stands_in_the_record() -> None:
     assert record.energy_j is None
 
 
+def test_what_fails_in_the_energy_pass_leaves_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(meter: EnergyMeter, load: object) -> EnergyResult:
+        raise RuntimeError("the counter is gone")
+
+    monkeypatch.setattr(EnergyMeter, "measure", fails)
+    meter = EnergyMeter(None, Energy(), None, None, None)
+    record = measure(config(["good"], energy=["good"]), ["good"], energy=meter)["good"].record
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.cold_median_s > 0
+    assert record.energy_j is None
+    assert record.energy_quality == "failed: RuntimeError: the counter is gone"
+
+
 def test_what_is_not_timed_has_no_energy() -> None:
     for energy, quality in ((["untimed"], "the GPU emulates its instruction"), ([], NO_ENERGY_CELL)):
         record = measure(config(["untimed"], energy=energy), ["untimed"])["untimed"].record
