@@ -26,6 +26,7 @@ Argument = torch.Tensor | TensorMap | np.int32 | np.int64 | np.float32
 
 _GUARD_BYTES = 4096
 _ALIGNMENT = 512  # of cudaMalloc
+_WHOLE_BYTES = 2**30
 
 
 class EmulatedFault(RuntimeError):
@@ -127,20 +128,43 @@ def _run(
 
 
 class _GuardedBuffer:
-    """A copy of a tensor's storage, with guard zones around it; write_back() brings it to the tensor."""
+    """A copy of a tensor's storage, with guard zones around it; write_back() brings it to the tensor.
+
+    Of a storage of more than _WHOLE_BYTES, which a test of 64-bit offsets has, only the tensors' elements are copied,
+    so that the pages between them take no memory.
+    """
 
     def __init__(self, storage: torch.UntypedStorage):
-        self._original = torch.empty(0, dtype=torch.uint8).set_(storage)
-        size = len(self._original)
-        room = torch.zeros(size + 2 * _GUARD_BYTES + _ALIGNMENT, dtype=torch.uint8)
+        original = torch.empty(0, dtype=torch.uint8).set_(storage)
+        size = len(original)
+        # numpy's zeros, unlike torch's, take no page before it is touched
+        room = torch.from_numpy(np.zeros(size + 2 * _GUARD_BYTES + _ALIGNMENT, dtype=np.uint8))
         start = _GUARD_BYTES + -(room.data_ptr() + _GUARD_BYTES) % _ALIGNMENT
         self._copy = room[start : start + size]
-        self._copy.copy_(self._original)
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the storage and of the copy
+        self._is_whole = size <= _WHOLE_BYTES
+        if self._is_whole:
+            self._take(original, self._copy)
         self.address = self._copy.data_ptr()
         self.extent = (self.address, self.address + size)
 
+    def add(self, tensor: torch.Tensor) -> int:
+        """Its address in the copy."""
+        if not self._is_whole:
+            elements = [slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()]
+            tensor = tensor.detach()[tuple(elements)]
+            whole = self._copy.view(tensor.dtype)
+            offset = whole.storage_offset() + tensor.storage_offset()
+            self._take(tensor, whole.as_strided(tensor.shape, tensor.stride(), offset))
+        return self.address + tensor.storage_offset() * tensor.element_size()
+
+    def _take(self, original: torch.Tensor, copy: torch.Tensor) -> None:
+        copy.copy_(original)
+        self._pairs.append((original, copy))
+
     def write_back(self) -> None:
-        self._original.copy_(self._copy)
+        for original, copy in self._pairs:
+            original.copy_(copy)
 
 
 def _value(argument: Argument, buffers: dict[int, _GuardedBuffer]) -> ctypes.Array:
@@ -162,7 +186,7 @@ def _guarded_address(tensor: torch.Tensor, buffers: dict[int, _GuardedBuffer]) -
     storage = tensor.untyped_storage()
     if storage.data_ptr() not in buffers:
         buffers[storage.data_ptr()] = _GuardedBuffer(storage)
-    return buffers[storage.data_ptr()].address + tensor.storage_offset() * tensor.element_size()
+    return buffers[storage.data_ptr()].add(tensor)
 
 
 def _parameter(content: bytes) -> ctypes.Array:

@@ -68,10 +68,11 @@ LAYOUTS = {  # so many tensors [2, 3, 70, 64] as users have them
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
-def sequences_far_apart(count: int) -> list[Tensor]:
-    """float16 [2, 2, 70, 64] on a GPU, whose sequences lie 2**31 elements apart in one buffer of 4.3 GB."""
+def sequences_far_apart(count: int, device: str | torch.device) -> list[Tensor]:
+    """float16 [2, 2, 70, 64], whose sequences lie 2**31 elements apart in one buffer of 4.3 GB, of which a CPU takes
+    the pages that are touched."""
     elements = 2 * 70 * 64
-    buffer = torch.zeros(2**31 + count * elements, dtype=torch.float16, device="cuda")
+    buffer = torch.empty(2**31 + count * elements, dtype=torch.float16, device=device)
     for ends in (buffer[: count * elements], buffer[-count * elements :]):
         ends.normal_()
     return [buffer.as_strided((2, 2, 70, 64), (2**31, 70 * 64, 64, 1), i * elements) for i in range(count)]

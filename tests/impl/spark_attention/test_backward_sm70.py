@@ -191,9 +191,10 @@ def test_same_bits_in_thirty_runs():
         assert all(torch.equal(first[name], again[name]) for name in NAMES)
 
 
-@pytest.mark.gpu
-def test_offsets_past_32_bits():
-    check(case(batch=2, seqlen=70), dict(zip(("q", "k", "v", "dout"), sequences_far_apart(4), strict=True)))
+@everywhere
+def test_offsets_past_32_bits(device):
+    inputs = sequences_far_apart(4, device)
+    check(case(batch=2, seqlen=70), dict(zip(("q", "k", "v", "dout"), inputs, strict=True)))
 
 
 @emulated

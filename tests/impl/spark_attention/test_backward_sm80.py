@@ -221,9 +221,10 @@ def test_long_chains_of_blocks(device, heads):
     check_case(device, batch=4, num_heads=heads[0], num_heads_kv=heads[1], seqlen=3000, causal=True)
 
 
-@pytest.mark.gpu
-def test_offsets_past_32_bits():
-    check(case(batch=2, seqlen=70), dict(zip(("q", "k", "v", "dout"), sequences_far_apart(4), strict=True)))
+@everywhere
+def test_offsets_past_32_bits(device):
+    inputs = sequences_far_apart(4, device)
+    check(case(batch=2, seqlen=70), dict(zip(("q", "k", "v", "dout"), inputs, strict=True)))
 
 
 @emulated

@@ -176,10 +176,10 @@ def test_the_same_bits_in_30_runs(device, head_dim, causal):
         assert all(torch.equal(first[name], again[name]) for name in GRADIENTS)
 
 
-@on_gpu
+@everywhere
 def test_offsets_past_32_bits(device):
     names = ("q", "k", "v", "dout")
-    check(device, lambda _: dict(zip(names, sequences_far_apart(4), strict=True)), batch=2, seqlen=70)
+    check(device, lambda _: dict(zip(names, sequences_far_apart(4, device), strict=True)), batch=2, seqlen=70)
 
 
 @emulated

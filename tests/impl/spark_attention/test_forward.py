@@ -221,9 +221,10 @@ def test_same_result_every_time(backend):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("backend", GPU)
+@everywhere
 def test_offsets_past_32_bits(backend):
-    check(case(batch=2, seqlen=70), dict(zip("qkv", sequences_far_apart(3), strict=True)), backend)
+    inputs = sequences_far_apart(3, device_of(backend))
+    check(case(batch=2, seqlen=70), dict(zip("qkv", inputs, strict=True)), backend)
 
 
 fp16_accumulating = pytest.mark.parametrize("backend", [*CPU, EMULATED_SM70, pytest.param("sm_70", marks=gpu)])
