@@ -31,9 +31,9 @@ def block_sparse_attention(
     ceil(seqlen / block), True where a block is kept; it gets no gradient. Made into a BlockPattern once, it costs
     nothing in later steps, and `block` is its own. causal: query i sees keys j <= i.
     softmax: over the kept entries (`renormalised`), or with every pruned entry as logit 0 in the denominator
-    (`pruned_as_zero`, the paper's; rows then do not sum to 1). lengths: integers [batch], 0 to seqlen; sequence b sees
-    only its first lengths[b] keys, and what lies past them does not matter. Entries that the causal mask or the lengths
-    hide count in neither denominator.
+    (`pruned_as_zero`, the paper's; rows then do not sum to 1). lengths: integers [batch], those outside 0 to seqlen
+    taken as the nearer end; sequence b sees only its first lengths[b] keys, and what lies past them does not matter.
+    Entries that the causal mask or the lengths hide count in neither denominator.
     Returns [batch, heads, seqlen, head_dim] in q's dtype; rows without a kept entry are 0. Deterministic.
 
     Raises ValueError for shapes, dtypes, devices, a pattern of another length or an unknown softmax, and on a GPU for

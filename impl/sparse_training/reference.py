@@ -106,7 +106,7 @@ def _last_keys(rows: slice, lengths: Tensor | None, q: Tensor, causal: bool) -> 
     seen = torch.arange(rows.start + 1, rows.stop + 1, device=q.device)[None, None]
     if not causal:
         seen = torch.full_like(seen, q.shape[2])
-    return seen if lengths is None else torch.minimum(seen, lengths[:, None, None])
+    return seen if lengths is None else torch.minimum(seen, lengths.clamp(min=0)[:, None, None])
 
 
 def _visible(last_keys: Tensor, keys: slice) -> Tensor:

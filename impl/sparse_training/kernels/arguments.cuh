@@ -41,5 +41,5 @@
 
 // How many keys of sequence `batch` count.
 __device__ __forceinline__ int key_count(const int* lengths, int batch, int seqlen) {
-    return lengths ? min(lengths[batch], seqlen) : seqlen;
+    return lengths ? min(max(lengths[batch], 0), seqlen) : seqlen;
 }

@@ -204,6 +204,17 @@ def test_lengths_hide_keys_in_other_kernels(arch, softmax):
     assert_lengths_hide_keys(f"emulated {arch}", 64, 64, [200, 0, 70], softmax=softmax)
 
 
+@everywhere
+@causal_or_not
+def test_a_length_outside_the_sequence_is_its_nearer_end(backend, causal):
+    (*tensors, dout), pattern = random_inputs(70, heads=1, head_dim=32, batch=3), random_pattern(70, 64)
+    outside, inside = (
+        attend(backend, tensors, dout, pattern, 64, causal=causal, lengths=torch.tensor(lengths))
+        for lengths in ([-40, 1000, 33], [0, 70, 33])
+    )
+    assert all(torch.equal(*pair) for pair in zip(outside, inside, strict=True))
+
+
 @softmaxes
 @everywhere
 def test_gradients_of_an_even_full_pattern(backend, softmax):
