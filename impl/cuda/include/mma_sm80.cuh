@@ -2,6 +2,7 @@
 // Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
 #include "half.cuh"
+#include "shared_address.cuh"
 
 // Loads four 8x8 matrices of 16-bit elements. Lane l gives the shared address of row l % 8 of matrix l / 8;
 // it receives, of each matrix, elements (l / 4, 2 * (l % 4)) and the next one of that row.
@@ -17,17 +18,21 @@ __device__ __forceinline__ void load_matrix_x4(unsigned (&fragment)[4], const vo
 #endif
 }
 
-// As load_matrix_x4, each matrix transposed.
-__device__ __forceinline__ void load_matrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
+// As load_matrix_x4, each matrix transposed, of the row OFFSET bytes beyond an address.
+template <int OFFSET>
+__device__ __forceinline__ void load_matrix_x4_transposed(unsigned (&fragment)[4], SharedAddress row) {
 #ifdef VOLTABENCH_EMULATED
-    emulated::load_matrix(fragment, shared_row, true);
+    emulated::load_matrix(fragment, row + OFFSET, true);
 #else
-    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared_row));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
                  : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
-                 : "r"(address)
+                 : "r"(row), "n"(OFFSET)
                  : "memory");
 #endif
+}
+
+__device__ __forceinline__ void load_matrix_x4_transposed(unsigned (&fragment)[4], const void* shared_row) {
+    load_matrix_x4_transposed<0>(fragment, shared_address(shared_row));
 }
 
 // d += a b for a 16x16 (row-major), b 16x8 (column-major), fp16 operands.

@@ -1,19 +1,6 @@
 // Predicated instructions that the compiler would otherwise turn into branches, selects or longer chains.
 #pragma once
-
-#ifdef VOLTABENCH_EMULATED
-using SharedAddress = const unsigned char*;
-#else
-using SharedAddress = unsigned;
-#endif
-
-__device__ __forceinline__ SharedAddress shared_address(const unsigned char* shared) {
-#ifdef VOLTABENCH_EMULATED
-    return shared;
-#else
-    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-#endif
-}
+#include "shared_address.cuh"
 
 // When `bits` has `bit`: the word at `next`, which then moves on by STEP bytes; else undefined. `one` is a 1 that the
 // compiler does not know: a multiply-add, unlike an addition, leaves the integer pipe free.

@@ -8,3 +8,13 @@ __device__ __forceinline__ void forget_origin(Integer& value) {
     asm volatile("" : "+r"(value));
 #endif
 }
+
+// `value`, the same in all lanes, kept in a register: the compiler cannot make anew what comes from a shuffle. It must
+// not know either that lanes agree, or it drops the shuffle, so 0 is added: blocks have one dimension.
+__device__ __forceinline__ unsigned kept(unsigned value) {
+#ifdef VOLTABENCH_EMULATED
+    return value;
+#else
+    return __shfl_sync(0xffffffffu, value + threadIdx.y, 0);
+#endif
+}

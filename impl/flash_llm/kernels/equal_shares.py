@@ -24,10 +24,13 @@ from impl.flash_llm.kernels.warp_blocks import (
 )
 
 _STAGES = 2
+_LINE = 128  # bytes: copies of W begin at whole lines, up to a line less one piece before the block
 
 
 def _shared_bytes(blocks: WarpBlocks, tile_n: int, warps: int, stage_pieces: int) -> int:
-    w_bytes = _STAGES * warps * stage_pieces * blocks.piece_bytes
+    line_pieces = _LINE // blocks.piece_bytes
+    stage_lines = -(-(stage_pieces + line_pieces - 1) // line_pieces)
+    w_bytes = _STAGES * warps * stage_lines * _LINE
     control = 8 * (_STAGES * warps + 2 * _STAGES) + 2 * 16
     return _STAGES * 2 * blocks.cols * tile_n + w_bytes + control
 

@@ -7,10 +7,11 @@
 // their order, so that the result does not depend on who is last.
 //
 // A warp asks the copy engine for its own blocks of W, STAGES units ahead: adjacent bytes, `stage_pieces` pieces of
-// them at most. X's BLOCK_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units ahead, for it
-// must know that no warp needs what they overwrite. There is no barrier in the loop.
+// them at most, and what their first line of 128 bytes has before them, for a copy that begins within a line is slower.
+// X's BLOCK_COLS x TILE_N are for all warps; the first one asks for them, STAGES - 1 units ahead, for it must know that
+// no warp needs what they overwrite. There is no barrier in the loop.
 //
-// Shared memory: STAGES * 2 * BLOCK_COLS * TILE_N + STAGES * WARPS * stage_pieces * (bytes of a piece) bytes, Control.
+// Shared memory: STAGES * 2 * BLOCK_COLS * TILE_N + STAGES * WARPS * (bytes of a stage's lines) bytes, Control.
 // Macros: BLOCK_COLS, TILE_N, WARPS, STAGES (2 or more).
 #pragma once
 #include "bulk_copy.cuh"
@@ -125,7 +126,9 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
                                                const int* __restrict__ offsets, unsigned short* __restrict__ y,
                                                float* partials, int* counters, int m, int n, int segments,
                                                int stage_pieces) {
-    const int w_bytes = stage_pieces * PIECE;
+    static_assert(128 % PIECE == 0);
+    constexpr int LINE_PIECES = 128 / PIECE;
+    const int w_bytes = (stage_pieces + 2 * (LINE_PIECES - 1)) / LINE_PIECES * LINE_PIECES * PIECE;  // whole lines
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     unsigned char* const x_stages = shared_memory;
@@ -159,9 +162,16 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
     }
     __syncthreads();
 
+    int skipped[STAGES] = {};  // pieces before the block, of a stage's copy; by constant indices, so in registers
     const auto fetch_w = [&](int stage) {
         if (left == 0) look_ahead();
-        const int from = __shfl_sync(0xffffffffu, window, known - left);
+        const int block = __shfl_sync(0xffffffffu, window, known - left);
+        const int from = block & ~(LINE_PIECES - 1);
+        if constexpr (LINE_PIECES > 1) {
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i)
+                if (i == stage) skipped[i] = block - from;
+        }
         const unsigned bytes = (__shfl_sync(0xffffffffu, window, known - left + 1) - from) * PIECE;
         if (bytes > 0 && elect_lane()) {
             unsigned long long* const full = &control.w_full[stage][warp];
@@ -205,7 +215,13 @@ __device__ __forceinline__ void multiply_share(const Multiply& multiply, unsigne
         const bool active = (tile * WARPS + warp) * WARP_ROWS < m;
         if (active) mbarrier_wait(&control.w_full[place.stage][warp], place.parity);
         mbarrier_wait(&control.x_full[place.stage], place.parity);
-        multiply(sum, w_stages + place.stage * w_bytes, place.stage, active);
+        const unsigned char* w = w_stages + place.stage * w_bytes;
+        if constexpr (LINE_PIECES > 1) {
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i)
+                if (i == place.stage) w += skipped[i] * PIECE;
+        }
+        multiply(sum, w, place.stage, active);
         __syncwarp();  // all lanes have read what may be overwritten now
         if (lane == 0) mbarrier_arrive(&control.x_empty[place.stage]);
         if (unit + STAGES < end) fetch_w(place.stage);

@@ -44,10 +44,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS_PER_SM) expa
 #pragma unroll 1
         for (int pair = 0; pair < OWN_PAIRS; ++pair) {
             TwoSteps a;
-            decode<4>(a, reader, block.parities(pair, lane), constants);
+            decode<4>(a, reader, *block.parities(pair, lane), constants);
 #pragma unroll
             for (int i = 0; i < REGISTERS; ++i) {
-                const uint2 metadata = block.metadata(pair, source(i, lane));
+                const uint2 metadata = *block.metadata(pair, source(i, lane));
                 const int first = pair * 2 * STEP_COLS;
                 place_word(tile, a[0][i / 4][i % 4], i, metadata.x, lane, [&](int column) { return first + column; });
                 place_word(tile, a[1][i / 4][i % 4], i, metadata.y, lane,
@@ -56,14 +56,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS_PER_SM) expa
         }
 #pragma unroll 1
         for (int step = 0; step < Block::gathered_steps(start); ++step) {
-            const unsigned flags = block.gathered(step, lane);
+            const unsigned flags = *block.gathered(step, lane);
             unsigned a[2][4];
             load_words_if<0>(a[0], flags, reader.next);
             load_words_if<4>(a[1], flags, reader.next);
 #pragma unroll
             for (int i = 0; i < REGISTERS; ++i) {
-                place_word(tile, a[i / 4][i % 4], i, block.gathered_metadata(step, source(i, lane)), lane,
-                           [&](int column) { return block.gathered(step, column) >> 8; });
+                place_word(tile, a[i / 4][i % 4], i, *block.gathered_metadata(step, source(i, lane)), lane,
+                           [&](int column) { return *block.gathered(step, column) >> 8; });
             }
         }
     };

@@ -15,6 +15,7 @@
 #pragma once
 #include "permute.cuh"
 #include "predicate.cuh"
+#include "registers.cuh"
 
 namespace {
 
@@ -50,6 +51,13 @@ struct Constants {
           second_high(SECOND_TABLE_HIGH * one),
           one(one),
           upper(0x10000u * one) {}
+
+    // Where the compiler would rather make them anew at each use, from the 1.
+    __device__ void keep() {
+        first = kept(first);
+        second_low = kept(second_low);
+        second_high = kept(second_high);
+    }
 };
 
 // Where a lane is in its words.

@@ -13,7 +13,8 @@ constexpr int CHUNK = 8;  // halves of 16 bytes: what ldmatrix and cp.async move
 constexpr int X_CHUNKS = TILE_N / CHUNK;
 
 // Where chunk `chunk` of row `row` of X's tile lies: eight rows of one chunk fill all banks once.
-__device__ __forceinline__ unsigned char* x_chunk(unsigned char* tile, int row, int chunk) {
+template <typename Address>
+__device__ __forceinline__ Address x_chunk(Address tile, int row, int chunk) {
     const int swizzled = chunk ^ ((row * X_CHUNKS / 8) & (X_CHUNKS - 1));
     return tile + (row * X_CHUNKS + swizzled) * 16;
 }

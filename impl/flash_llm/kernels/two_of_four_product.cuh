@@ -8,6 +8,8 @@
 #pragma once
 #include "mma_sp_sm80.cuh"
 #include "parity_decode.cuh"
+#include "registers.cuh"
+#include "shared_address.cuh"
 #include "skinny_tile_sm80.cuh"
 #include "two_of_four_block.cuh"
 
@@ -25,46 +27,69 @@ __device__ __forceinline__ void load_gathered(Fragments& a, SharedAddress& next,
     load_words_if<4>(a[1], flags, next);
 }
 
-// Adds one step of W times 32 rows of X, of which this lane points ldmatrix at `row`.
+// Where the chunks of a row of X are. x: at a multiple of 128 bytes, so that chunks differ in bits of their own.
+__device__ __forceinline__ void find_chunks(SharedAddress (&chunks)[X_CHUNKS], unsigned char* x, int row) {
+    const SharedAddress first = x_chunk(shared_address(x), row, 0);
+#pragma unroll
+    for (int chunk = 0; chunk < X_CHUNKS; ++chunk) chunks[chunk] = flip_bits(first, chunk * 16);
+}
+
+// Adds one step of W times 32 rows of X, of which this lane points ldmatrix at the one whose chunks are OFFSET bytes
+// beyond `chunks`.
+template <int OFFSET>
 __device__ __forceinline__ void multiply_step(Accumulators& sum, const Fragments& a, unsigned metadata,
-                                              unsigned char* x, int row) {
+                                              const SharedAddress (&chunks)[X_CHUNKS]) {
 #pragma unroll
     for (int chunk = 0; chunk < X_CHUNKS; ++chunk) {
         unsigned b[4];
-        load_matrix_x4_transposed(b, x_chunk(x, row, chunk));
+        load_matrix_x4_transposed<OFFSET>(b, chunks[chunk]);
         mma_sp_m16n8k32_f16<0>(sum[0][chunk], a[0], b, metadata);
         mma_sp_m16n8k32_f16<1>(sum[1][chunk], a[1], b, metadata);
     }
 }
 
-// What a lane knows of a block.
+// What a lane knows of a block: addresses that are kept, for making them anew takes several instructions each time.
 struct Share {
-    Block block;
-    Reader reader;                         // of its words
-    int steps;                             // gathered ones
-    unsigned gathered, gathered_metadata;  // of the next gathered step: read ahead of its use
+    SharedAddress parities, metadata;           // of the first two own steps
+    SharedAddress gathered, gathered_metadata;  // of the gathered step to be read next
+    Reader reader;                              // of its words
+    int steps;                                  // gathered ones
+    unsigned parity = 0;                        // of the next two own steps: read ahead of its use
+    unsigned step, step_metadata;               // the next gathered step: the same
 
     __device__ Share(Block block, unsigned start, int lane)
-        : block(block), reader(block.words(start)), steps(Block::gathered_steps(start)) {
-        read(0, lane);
+        : parities(shared_address(block.parities(0, lane))),
+          metadata(shared_address(block.metadata(0, lane))),
+          gathered(shared_address(block.gathered(0, lane))),
+          gathered_metadata(shared_address(block.gathered_metadata(0, lane))),
+          reader(block.words(start)),
+          steps(Block::gathered_steps(start)) {
+        forget_origin(parities);
+        forget_origin(metadata);
+        if (steps > 0) read_gathered();
     }
-    __device__ void read(int step, int lane) {
-        if (step >= steps) return;
-        gathered = block.gathered(step, lane);
-        gathered_metadata = block.gathered_metadata(step, lane);
+    // Also after the last pair, where something else lies: no test, and nothing uses it.
+    __device__ void read_parity(int pair) { parity = load_shared<unsigned>(parities + pair * PARITY_BYTES); }
+    __device__ uint2 read_metadata(int pair) const { return load_shared<uint2>(metadata + pair * METADATA_BYTES); }
+    __device__ void read_gathered() {
+        step = load_shared<unsigned short>(gathered);
+        step_metadata = load_shared<unsigned>(gathered_metadata);
+        gathered += GATHERED_BYTES;
+        gathered_metadata += GATHERED_BYTES;
     }
 };
 
 // Adds a block's gathered steps.
-__device__ __forceinline__ void multiply_gathered(Accumulators& sum, Share& share, unsigned char* x, int lane) {
+__device__ __forceinline__ void multiply_gathered(Accumulators& sum, Share& share, unsigned char* x) {
 #pragma unroll 1
-    for (int step = 0; step < share.steps; ++step) {
+    for (int left = share.steps; left > 0; --left) {
+        SharedAddress chunks[X_CHUNKS];
+        find_chunks(chunks, x, share.step >> 8);
         Fragments a;
-        load_gathered(a, share.reader.next, share.gathered);
-        const int row = share.gathered >> 8;
-        const unsigned metadata = share.gathered_metadata;
-        share.read(step + 1, lane);
-        multiply_step(sum, a, metadata, x, row);
+        load_gathered(a, share.reader.next, share.step);
+        const unsigned metadata = share.step_metadata;
+        if (left > 1) share.read_gathered();
+        multiply_step<0>(sum, a, metadata, chunks);
     }
 }
 
@@ -74,17 +99,26 @@ __device__ __forceinline__ void multiply(Accumulators& sum, const unsigned char*
     const int lane = threadIdx.x % 32;
     const Block block{base};
     Share share(block, block.start(lane), lane);
+    share.read_parity(0);
+    SharedAddress first[X_CHUNKS];
+    find_chunks(first, x, lane);
+#pragma unroll
+    for (int chunk = 0; chunk < X_CHUNKS; ++chunk) forget_origin(first[chunk]);
 #pragma unroll 1
     for (int pair = 0; pair < OWN_PAIRS; ++pair) {
-        const Codes codes = codes_of(share.reader, block.parities(pair, lane));
-        const uint2 metadata = block.metadata(pair, lane);
+        const Codes codes = codes_of(share.reader, share.parity);
+        share.read_parity(pair + 1);
+        const uint2 metadata = share.read_metadata(pair);
+        SharedAddress chunks[X_CHUNKS];
+#pragma unroll
+        for (int chunk = 0; chunk < X_CHUNKS; ++chunk) chunks[chunk] = first[chunk] + pair * 2 * STEP_BYTES;
         Fragments a;
         decode_step<0, 4>(a, share.reader, codes, constants);
-        multiply_step(sum, a, metadata.x, x + pair * 2 * STEP_BYTES, lane);
+        multiply_step<0>(sum, a, metadata.x, chunks);
         decode_step<1, 4>(a, share.reader, codes, constants);
-        multiply_step(sum, a, metadata.y, x + (pair * 2 + 1) * STEP_BYTES, lane);
+        multiply_step<STEP_BYTES>(sum, a, metadata.y, chunks);
     }
-    multiply_gathered(sum, share, x, lane);
+    multiply_gathered(sum, share, x);
 }
 
 }  // namespace

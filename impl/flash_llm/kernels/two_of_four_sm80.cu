@@ -11,7 +11,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) two_of_
     const unsigned char* __restrict__ units, const int* __restrict__ offsets, const unsigned short* __restrict__ x,
     void* __restrict__ out, int m, int n, int k, long long x_stride, int stage_units) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    const Constants constants(gridDim.z);  // 1
+    Constants constants(gridDim.z);  // 1
+    constants.keep();
     multiply_along_k<UNIT>(
         [&](Accumulators& sum, const unsigned char* w, unsigned char* x) { multiply(sum, w, x, constants); },
         shared_memory, units, offsets, x, out, m, n, k, x_stride, stage_units);

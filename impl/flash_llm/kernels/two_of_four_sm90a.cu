@@ -24,15 +24,21 @@ __device__ __forceinline__ void multiply_together(Sums& sum, const unsigned char
     const int lane = threadIdx.x % 32;
     const Block block{base};
     Share share(block, active ? block.start(lane) : 0, lane);
+    if (active) share.read_parity(0);
 #    pragma unroll 1
     for (int pair = 0; pair < OWN_PAIRS; ++pair) {
         TwoSteps a;
-        decode<4>(a, share.reader, active ? block.parities(pair, lane) : 0, constants);
-        const uint2 metadata = active ? block.metadata(pair, lane) : make_uint2(ANY_PLACES, ANY_PLACES);
+        const unsigned parity = share.parity;
+        uint2 metadata = make_uint2(ANY_PLACES, ANY_PLACES);
+        if (active) {
+            share.read_parity(pair + 1);
+            metadata = share.read_metadata(pair);
+        }
+        decode<4>(a, share.reader, parity, constants);
         wgmma_fence();
 #    pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const unsigned long long b = advance_descriptor(x_descriptor, (pair * 2 + i) * STEP_BYTES);
+            const unsigned long long b = advance_address(x_descriptor, (pair * 2 + i) * STEP_BYTES);
             wgmma_sparse_f16<0>(sum[0], a[i][0], b, i == 0 ? metadata.x : metadata.y);
             wgmma_sparse_f16<1>(sum[1], a[i][1], b, i == 0 ? metadata.x : metadata.y);
         }
@@ -41,7 +47,7 @@ __device__ __forceinline__ void multiply_together(Sums& sum, const unsigned char
     }
 #    pragma unroll
     for (int i = 0; i < ROW_FRAGMENTS; ++i) pin_registers(sum[i]);
-    multiply_gathered(reinterpret_cast<Accumulators&>(sum), share, x, lane);
+    multiply_gathered(reinterpret_cast<Accumulators&>(sum), share, x);
 }
 
 }  // namespace
@@ -52,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) two_of_
     const __grid_constant__ TensorMap x_map, const unsigned char* __restrict__ units, const int* __restrict__ offsets,
     unsigned short* __restrict__ y, float* partials, int* counters, int m, int n, int segments, int stage_units) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const Constants constants(gridDim.z);  // 1
+    Constants constants(gridDim.z);  // 1
+    constants.keep();
 #if WARPGROUPS
     const unsigned long long x_descriptor =
         matrix_descriptor<X_ROW_BYTES>(shared_memory, 8 * X_ROW_BYTES, 8 * X_ROW_BYTES);
@@ -61,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS_PER_SM) two_of_
         [&](Sums& sum, const unsigned char* w, int stage, bool active) {
             unsigned char* const x = shared_memory + stage * X_BYTES;
 #if WARPGROUPS
-            multiply_together(sum, w, x, advance_descriptor(x_descriptor, stage * X_BYTES), active, constants);
+            multiply_together(sum, w, x, advance_address(x_descriptor, stage * X_BYTES), active, constants);
 #else
             if (active) multiply(reinterpret_cast<Accumulators&>(sum), w, x, constants);
 #endif
