@@ -231,9 +231,9 @@ class Bench:
         began = time.perf_counter()
         try:
             cell.take_energy(self.energy.measure(cell.timer.load))
-        except Exception as error:  # its times are there, and stay
+        except Exception as error:  # its times are there, and stay, unless the context is lost
             cell.record.energy_quality = f"failed: {classify(error)[1]}"
-            self._raise_if_lost(cell, error)
+            self._recover(cell, error)
         cell.record.window_s += time.perf_counter() - began
 
     @contextmanager
@@ -246,11 +246,15 @@ class Bench:
             raise Uncapturable(cell.name) from error
         except Exception as error:
             cell.end(*classify(error))
-            self._raise_if_lost(cell, error)
-            error.with_traceback(None)  # whose frames would keep the contender's memory
-            gc.collect()
-            if self.target.is_cuda:
-                torch.cuda.empty_cache()
+            self._recover(cell, error)
+
+    def _recover(self, cell: Cell, error: Exception) -> None:
+        """Give back what an error has left in memory; raises ContextLost where this process can do no more."""
+        self._raise_if_lost(cell, error)
+        error.with_traceback(None)  # whose frames would keep the contender's memory
+        gc.collect()
+        if self.target.is_cuda:
+            torch.cuda.empty_cache()
 
     def _raise_if_lost(self, cell: Cell, error: Exception) -> None:
         """Raise ContextLost when an error has left the CUDA context unusable."""

@@ -109,8 +109,12 @@ def write_panel(config: Config, panel: str) -> Path:
     """Write results/<run>/panels/<experiment>/<panel>.parquet: the panel's records."""
     path = config.results / "panels" / f"{panel}.parquet"
     table = record_table(read_panels(config, [panel])[0])
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+    write_atomically(path, lambda temporary: _write_table(table, temporary))
     return path
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd", compression_level=9)  # runs are kept in git
 
 
 def machine_path(config: Config, panel: str) -> Path:
@@ -131,7 +135,7 @@ def collect_run(config_path: str | Path) -> None:
         raise NoRecords(config.results / "records", config_path)
     tables = {"records": record_table(records), "samples": sample_table(records, samples)}
     for name, table in tables.items():
-        write_atomically(config.results / f"{name}.parquet", lambda path, table=table: pq.write_table(table, path))
+        write_atomically(config.results / f"{name}.parquet", lambda path, table=table: _write_table(table, path))
     machines = {p: json.loads(machine_path(config, p).read_text()) for p in panels if machine_path(config, p).exists()}
     cells = sum(len(planned(config, panel)) for panel in panels)
     run = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -108,8 +109,15 @@ def save(run: Run, name: str) -> None:
             figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=metadata)
+        _round_paths(folder / f"{name}.svg")
         figure.dpi = RC["figure.dpi"]
         _print_png(figure, folder / f"{name}.png")
+
+
+def _round_paths(path: Path) -> None:
+    """To a hundredth of a point, where matplotlib writes a millionth."""
+    drawn = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), path.read_text(encoding="utf-8"))
+    path.write_text(drawn, encoding="utf-8")
 
 
 def _print_png(figure: Figure, path: Path) -> None:

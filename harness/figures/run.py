@@ -27,6 +27,7 @@ WHO = [*KEY, "label", "role", "backend", "status", "missing", "reason"]
 OPS = ("attention", "block_sparse_attention", "spmm", "training_step", "sparse_training_step", "decode_step")
 ON_GPU = ("kernel", "library")  # backends whose times on a GPU are a contender's speed
 STAND_INS = {"reference", "emulated"}
+COMMITS_SHOWN = 4  # below a figure; the records have each row's
 REASON_LENGTH = 100  # characters of a reason that a figure without data has room for
 MISSING = {
     "out_of_memory": "OOM",
@@ -239,4 +240,7 @@ def _distinct(values: Iterable[object]) -> str:
 
 
 def _short(commits: Iterable[object]) -> str:
-    return _distinct(str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in commits) or "unknown"
+    found = sorted({str(c)[:12] + "-dirty" * str(c).endswith("-dirty") for c in commits})
+    if len(found) > COMMITS_SHOWN:
+        found = [*found[:COMMITS_SHOWN], f"{len(found) - COMMITS_SHOWN} others"]
+    return ", ".join(found) or "unknown"

@@ -46,8 +46,13 @@ def block_sparse_attention(
     elif block not in (None, pattern.block):
         raise ValueError(f"the pattern is one of blocks of {pattern.block}, not {block}")
     _check(q, k, v, pattern, softmax, lengths)
-    lengths = None if lengths is None else lengths.int()
+    lengths = None if lengths is None else _as_int32(lengths, q.shape[2])
     return _forward(q, k, v, pattern.rows, pattern.columns, lengths, pattern.block, causal, softmax)[0]
+
+
+def _as_int32(lengths: Tensor, seqlen: int) -> Tensor:
+    """Without wrapping around: kernels clamp what is int32."""
+    return lengths.clamp(0, seqlen).int() if lengths.dtype == torch.int64 else lengths
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, pattern: BlockPattern, softmax: str, lengths: Tensor | None) -> None:

@@ -131,7 +131,7 @@ class _GuardedBuffer:
     """A copy of a tensor's storage, with guard zones around it; write_back() brings it to the tensor.
 
     Of a storage of more than _WHOLE_BYTES, which a test of 64-bit offsets has, only the tensors' elements are copied,
-    so that the pages between them take no memory.
+    so that the pages between them take no memory; what a kernel writes there is neither found nor brought back.
     """
 
     def __init__(self, storage: torch.UntypedStorage):
@@ -153,7 +153,8 @@ class _GuardedBuffer:
         if not self._is_whole:
             elements = [slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()]
             tensor = tensor.detach()[tuple(elements)]
-            whole = self._copy.view(tensor.dtype)
+            size = tensor.element_size()
+            whole = self._copy[: len(self._copy) // size * size].view(tensor.dtype)
             offset = whole.storage_offset() + tensor.storage_offset()
             self._take(tensor, whole.as_strided(tensor.shape, tensor.stride(), offset))
         return self.address + tensor.storage_offset() * tensor.element_size()

@@ -215,6 +215,16 @@ def test_a_length_outside_the_sequence_is_its_nearer_end(backend, causal):
     assert all(torch.equal(*pair) for pair in zip(outside, inside, strict=True))
 
 
+@pytest.mark.parametrize("backend", ["reference", GPU])
+def test_lengths_of_64_bits_do_not_wrap_around(backend):
+    (*tensors, dout), pattern = random_inputs(70, heads=1, head_dim=32, batch=3), random_pattern(70, 64)
+    outside, inside = (
+        attend(backend, tensors, dout, pattern, 64, lengths=torch.tensor(lengths))
+        for lengths in ([2**31, 2**32 + 5, -(2**32) + 70], [70, 70, 0])
+    )
+    assert all(torch.equal(*pair) for pair in zip(outside, inside, strict=True))
+
+
 @softmaxes
 @everywhere
 def test_gradients_of_an_even_full_pattern(backend, softmax):
