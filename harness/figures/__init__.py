@@ -66,12 +66,12 @@ FIGURES = {
     "clocks": Drawing("clocks"),
     "model_bound": Drawing("model_bound"),
 }
-FORMATS = ("pdf", "svg", "png")
 # Nothing that changes from one drawing to the next: no dates, no versions.
 _METADATA = {
     "pdf": {"Creator": "voltabench", "Producer": None, "CreationDate": None},
     "svg": {"Creator": "voltabench", "Date": None},
 }
+FORMATS = (*_METADATA, "png")
 
 
 def figures_of(config: Config) -> list[str]:
@@ -106,11 +106,10 @@ def save(run: Run, name: str) -> None:
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix, metadata in _METADATA.items():  # through the canvas: savefig draws everything twice
-            figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=metadata)
         _round_paths(folder / f"{name}.svg")
-        figure.dpi = RC["figure.dpi"]
+        figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
         _print_png(figure, folder / f"{name}.png")
 
 
