@@ -106,16 +106,18 @@ def save(run: Run, name: str) -> None:
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix, metadata in _METADATA.items():  # through the canvas: savefig draws everything twice
+            figure.dpi = RC["figure.dpi"]  # of what is a picture in them; each leaves it at 72
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=metadata)
-        _round_paths(folder / f"{name}.svg")
-        figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
+        _slim(folder / f"{name}.svg")
+        figure.dpi = RC["figure.dpi"]
         _print_png(figure, folder / f"{name}.png")
 
 
-def _round_paths(path: Path) -> None:
-    """To a hundredth of a point, where matplotlib writes a millionth."""
-    drawn = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), path.read_text(encoding="utf-8"))
+def _slim(path: Path) -> None:
+    """An SVG without its indentation, and to a hundredth of a point where matplotlib writes a millionth."""
+    drawn = re.sub(r"\n +", "\n", path.read_text(encoding="utf-8"))
+    drawn = re.sub(r' (d|x|y)="[^"]*"', lambda number: re.sub(r"(\.\d\d)\d+", r"\1", number[0]), drawn)
     path.write_text(drawn, encoding="utf-8")
 
 
