@@ -159,6 +159,7 @@ def test_published_records_of_the_h200_bear_the_model_out():
     rows = pd.read_csv(path).dropna(subset="measured_tflops")
     records = pd.read_parquet(path.with_name("records.parquet"))
     modelled = records["contender"].isin(["spark_attention_sm80", "flash_llm_tiled_csl"])
+    modelled &= records["op"] != "decode_step"  # more than a product
     measured = set(records[modelled & (records["status"] == "ok")]["op"])
     measured_lengths = (records[modelled & (records["status"] == "ok")]["op"] == "attention").sum()
     assert measured == set(rows["op"]) == {"attention", "spmm"}
