@@ -68,6 +68,7 @@ FIGURES = {
     "model_bound": Drawing("model_bound"),
 }
 MODELLED = ("model_bound", "attention_accumulators")  # drawn from the throughput model, too
+TRAINED = ("training_step", "sparse_training_step")  # ops of which some figures are drawn from trainings
 # Nothing that changes from one drawing to the next: no dates, no versions.
 _METADATA = {
     "pdf": {"Creator": "voltabench", "Producer": None, "CreationDate": None},
@@ -77,11 +78,12 @@ FORMATS = (*_METADATA, "png")
 
 
 def figures_of(config: Config) -> dict[str, list[str]]:
-    """The figures that a run of `config` has, by what they wait for: an op's records, those of "all", the "model"."""
+    """The figures that a run of `config` has, by what they wait for: "records", the "model", trainings of an op."""
     found: dict[str, list[str]] = {}
     for name, drawing in FIGURES.items():
         if drawing.op is None or drawing.op in config.ops:
-            found.setdefault("model" if name in MODELLED else drawing.op or "all", []).append(name)
+            group = "model" if name in MODELLED else drawing.op if drawing.op in TRAINED else "records"
+            found.setdefault(group, []).append(name)
     return found
 
 

@@ -188,7 +188,7 @@ def test_new_drawing_code_draws_again_and_measures_nothing(tmp_path):
     assert done.returncode == 0, done.stdout
     assert "Nothing to be done" in snakemake(tmp_path, "-n", *options, house=house).stdout
 
-    steps = {"harness/figures/style.py": "drawing energy_time, error_gate, ", "harness/claims.py": "judging the claims"}
+    steps = {"harness/figures/style.py": "error_gate, ", "harness/claims.py": "judging the claims"}
     for edited, again in steps.items():
         source = house / edited
         before = source.read_text()

@@ -31,7 +31,7 @@ DRAWN_FROM = {
     "model": rules.model.output,
 }
 
-# Several by one command: to start Python and matplotlib takes as long as a figure.
+# Those that wait for the same by one command: to start Python and matplotlib takes as long as a figure.
 for group, names in DRAWN.items():
 
     rule:
