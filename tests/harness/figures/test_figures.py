@@ -17,7 +17,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from harness.errors import ConfigError
-from harness.figures import FIGURES, FORMATS, caption, draw, render, save
+from harness.figures import FIGURES, FORMATS, NotDrawn, caption, draw, render, save, spmm_payback
+from harness.figures.run import Run
 from harness.figures.sparse_training_density import break_even
 from harness.paths import ROOT
 from tests.harness.figures import synthetic
@@ -585,7 +586,20 @@ def test_no_fraction_of_a_bandwidth_without_a_copy(tmp_path):
 
 def test_unknown_figure_is_one_line():
     with pytest.raises(ConfigError, match="unknown figure 'attention_sideways'; known: attention_forward"):
-        draw("config/smoke.yaml", "attention_sideways")
+        draw("config/smoke.yaml", ["error_gate", "attention_sideways"])
+
+
+def test_a_broken_figure_is_named_and_the_others_are_drawn(tmp_path, monkeypatch, capfd):
+    run = synthetic.run_of(synthetic.cpu_records(), tmp_path)
+    monkeypatch.setattr(Run, "open", lambda _: run)
+    monkeypatch.setattr(spmm_payback, "table", lambda _: 1 / 0)
+    with pytest.raises(NotDrawn, match="not drawn: spmm_payback; see above"):
+        draw("mine.yaml", ["spmm_payback", "spmm_latency"])
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    folder, alone = run.folder / "figures", synthetic.run_of(synthetic.cpu_records(), tmp_path / "alone")
+    save(alone, "spmm_latency")
+    drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert drawn == {path.name: path.read_bytes() for path in (alone.folder / "figures").iterdir()}
 
 
 def test_every_figure_has_a_caption():
