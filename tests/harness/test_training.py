@@ -13,11 +13,11 @@ import time
 import pytest
 import torch
 
-from harness import training
+from harness import cli, training
 from harness.errors import MachineError
 from impl.sparse_training.recipes import RECIPES, load
 
-COMMAND = [sys.executable, "-m", "harness", "train", "--task", "pathfinder", "--samples", "150", "--batch", "1"]
+TRAIN = ("train", "--task", "pathfinder", "--samples", "150", "--batch", "1")
 
 
 def lines(folder, name):
@@ -26,7 +26,7 @@ def lines(folder, name):
 
 def run(tmp_path, *options, **popen):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [*COMMAND, *options]
+    command = [sys.executable, "-m", "harness", *TRAIN, *options]
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
     )
@@ -131,10 +131,13 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         (["--method", "sat", "--min-skewness", "nan"], "voltabench: min_skewness: nan is no number to wait for"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, options, message, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    process = run(tmp_path, *options, "--results", tmp_path)
-    output = process.communicate()[0]
-    assert process.returncode == 2
+def test_mistakes_are_one_line(tmp_path, options, message, monkeypatch, capfd):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["voltabench", *TRAIN, *options, "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    output = "".join(capfd.readouterr())
     assert message in output
     assert len(output.splitlines()) == 1

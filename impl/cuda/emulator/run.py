@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -116,7 +115,7 @@ def _run(
         shared_array_count=len(shared),
         shared_symbol_offset=library.dynamic_offset,
         seed=seed,
-        workers=1 if debugging() else min(len(os.sched_getaffinity(0)), math.prod(grid)),
+        workers=1 if debugging() else min(torch.get_num_threads(), math.prod(grid)),
         check_races=check_races,
         report_counter=report_counter,
     )

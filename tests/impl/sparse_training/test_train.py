@@ -404,10 +404,14 @@ def of_trainers(rank, processes, store, data):
     assert not made.anywhere(False)
     assert made.anywhere(rank == processes - 1)
     assert_resumes(made, trainer(data, "sat"), Path(f"{store}-checkpoint.pt"))
-    hashing = trainer(data, "reformer")  # whose steps draw other hashes in each process
-    losses(hashing, 10)
-    accuracies = [hashing.evaluate(data.train) for _ in range(6)]
+    accuracies = accuracies_of_hashing(data) if processes > 1 else None
     return logged, [log.phase for log in logs], made.monitor.maps, accuracies
+
+
+def accuracies_of_hashing(data):
+    made = trainer(data, "reformer")  # whose steps draw other hashes in each process
+    losses(made, 10)
+    return [made.evaluate(data.train) for _ in range(6)]
 
 
 def assert_resumes(made, resumed, path):

@@ -76,7 +76,7 @@ void Block::run(uint3 block_index) {
     at_barrier_ = predicates = 0;
     ready_.clear();
     memory.start_block();
-    races.start_block();
+    races.start_block(launch);
     barrier_clock_.clear();
     make_all_ready();
     run_next(&scheduler_stack_);

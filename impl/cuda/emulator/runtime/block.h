@@ -44,6 +44,7 @@ struct Warp {
     int size = 0;          // lanes that exist
     unsigned present;      // those that have not exited
     unsigned arrived = 0;  // lanes waiting at a collective
+    bool agreed = true;    // whether these all wait at the same one, with the same mask
     Collective* waiting[32] = {};
     WgmmaQueue wgmmas;
 };

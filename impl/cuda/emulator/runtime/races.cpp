@@ -1,17 +1,23 @@
 #include "races.h"
 
 #include <algorithm>
+#include <new>
 
 #include "block.h"
 
 Races::Races(int threads, std::size_t shared_bytes, bool enabled) : enabled_(enabled) {
     if (!enabled) return;
     clocks_.resize(threads);
-    bytes_.resize(shared_bytes);
+    bytes_.reset(static_cast<Byte*>(std::calloc(shared_bytes, sizeof(Byte))));
+    if (!bytes_) throw std::bad_alloc();
 }
 
-void Races::start_block() {
-    std::fill(bytes_.begin(), bytes_.end(), Byte{});
+void Races::start_block(const Launch& launch) {
+    if (!enabled_) return;
+    for (int i = 0; i < launch.shared_array_count; ++i) {
+        const SharedArray& array = launch.shared_arrays[i];
+        std::fill_n(&bytes_[array.offset], array.bytes, Byte{});
+    }
     for (std::size_t thread = 0; thread < clocks_.size(); ++thread) {
         clocks_[thread].assign(clocks_.size(), 0);
         clocks_[thread][thread] = 1;

@@ -6,14 +6,18 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <vector>
+
+#include "launch.h"
 
 using Clock = std::vector<std::uint32_t>;  // one count per thread
 
 class Races {
 public:
     Races(int threads, std::size_t shared_bytes, bool enabled);
-    void start_block();
+    void start_block(const Launch& launch);
 
     // What `thread` has done so far happens before whatever acquires `clock` later.
     void release(int thread, Clock& clock);
@@ -32,10 +36,13 @@ private:
     struct Byte {
         Touch write, reads[2];
     };
+    struct Free {
+        void operator()(Byte* bytes) const { std::free(bytes); }
+    };
     bool ordered(const Touch& earlier, int thread) const;
     void check(const Touch& earlier, const Touch& mine, const char* did, std::size_t offset) const;
 
     bool enabled_;
     std::vector<Clock> clocks_;
-    std::vector<Byte> bytes_;
+    std::unique_ptr<Byte[], Free> bytes_;  // of the window; where no array is, it takes no memory
 };

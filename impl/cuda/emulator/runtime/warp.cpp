@@ -15,7 +15,14 @@ bool run_if_complete(Warp& warp, Collective& collective) {
     return true;
 }
 
+// While all lanes that wait agree with each other, as they nearly always do, one of them stands for all.
 void check_agreement(Warp& warp, const Collective& mine, int lane) {
+    if (warp.arrived == 0) warp.agreed = true;
+    if (warp.arrived != 0 && warp.agreed) {
+        const Collective& other = *warp.waiting[__builtin_ctz(warp.arrived)];
+        warp.agreed = other.name == mine.name && other.mask == mine.mask;
+    }
+    if (warp.agreed) return;
     for (unsigned others = warp.arrived & mine.mask; others != 0; others &= others - 1) {
         const Collective& other = *warp.waiting[__builtin_ctz(others)];
         if (!(other.mask >> lane & 1) || (other.name == mine.name && other.mask == mine.mask)) continue;
