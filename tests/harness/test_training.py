@@ -65,13 +65,21 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert settings.items() <= ended.items()
 
 
-def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path):
+def refused(monkeypatch, capfd, tmp_path, *options):
+    """What the command says, in this process, when it ends with exit code 2."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["voltabench", *TRAIN, *options, "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    return "".join(capfd.readouterr())
+
+
+def test_a_folder_is_trained_in_by_one_at_a_time(tmp_path, monkeypatch, capfd):
     folder = tmp_path / "pathfinder-window-seed0"
     with training._held(folder):
-        second = run(tmp_path, "--method", "window", "--steps", "6", "--results", tmp_path)
-        said = second.communicate()[0]
+        said = refused(monkeypatch, capfd, tmp_path, "--method", "window", "--steps", "6")
     assert said == f"voltabench: {folder}: another process trains there; wait for it, or name other --results\n"
-    assert second.returncode == 2
     assert [path.name for path in folder.iterdir()] == [".lock"]
     with training._held(folder):
         pass
@@ -133,11 +141,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 )
 def test_mistakes_are_one_line(tmp_path, options, message, monkeypatch, capfd):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "argv", ["voltabench", *TRAIN, *options, "--results", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    output = "".join(capfd.readouterr())
+    output = refused(monkeypatch, capfd, tmp_path, *options)
     assert message in output
     assert len(output.splitlines()) == 1

@@ -82,10 +82,12 @@ def test_reference_is_the_textbook_model_and_its_slope(model, monkeypatch):
         gradient = np.concatenate([found[key] for key in names])
         direction = rng.standard_normal(weight.shape)
         step = 1e-5
-        there, back = (
-            losses_by_hand(case, whole, {**weights, name: weight + way * step * direction}).mean() for way in (1, -1)
+        far_back, back, there, far_there = (
+            losses_by_hand(case, whole, {**weights, name: weight + way * step * direction}).mean()
+            for way in (-2, -1, 1, 2)
         )
-        assert (there - back) / (2 * step) == pytest.approx((gradient * direction).sum(), rel=1e-5, abs=1e-8), name
+        slope = (8 * (there - back) - (far_there - far_back)) / (12 * step)  # exact to the step's fourth power
+        assert slope == pytest.approx((gradient * direction).sum(), rel=1e-5, abs=1e-8), name
 
 
 @each_model
