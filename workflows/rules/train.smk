@@ -14,7 +14,7 @@ rule train:
     wildcard_constraints:
         training="|".join(CONFIG.trainings) or "(?!)",
     # On a GPU last of all; else beside measuring, as figures, claims and a notebook wait for it.
-    priority: -EXCLUSIVE
+    priority: -1 if EXCLUSIVE else 1
     conda:
         ENVIRONMENT
     resources:
