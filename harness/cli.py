@@ -127,11 +127,13 @@ def collect(config: ConfigPath) -> None:
 
 
 @app.command()
-def figure(config: ConfigPath, name: Annotated[str, typer.Argument(help="module under harness/figures")]) -> None:
-    """Draw one figure family from a run's records: PDF, SVG, PNG and the CSV it was drawn from."""
+def figure(
+    config: ConfigPath, names: Annotated[list[str], typer.Argument(help="of FIGURES in harness/figures")]
+) -> None:
+    """Draw figures from a run's records, each as PDF, SVG, PNG and the CSV it was drawn from."""
     from harness.figures import draw
 
-    draw(config, name)
+    draw(config, names)
 
 
 @app.command()

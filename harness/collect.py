@@ -114,7 +114,7 @@ def write_panel(config: Config, panel: str) -> Path:
 
 
 def _write_table(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd", compression_level=9)  # runs are kept in git
+    pq.write_table(table, path, compression="zstd", compression_level=15)  # runs are kept in git
 
 
 def machine_path(config: Config, panel: str) -> Path:

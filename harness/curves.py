@@ -6,6 +6,7 @@ kept, so that an interrupted training goes on; one that failed is a row with its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sysconfig
@@ -79,9 +80,11 @@ def train_curves(config_path: str | Path) -> None:
     target = check_machine(config)
     console = Console(stderr=True, highlight=False)
     devices = candidates(config)
-    with hold_one(list(devices), lambda said: console.print(said, soft_wrap=True), lambda: False) as device:
-        if gpu := devices[device]:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid  # before torch is loaded
+    with contextlib.ExitStack() as held:
+        if config.device == "cuda":  # where it would disturb a measurement
+            free = hold_one(list(devices), lambda said: console.print(said, soft_wrap=True), lambda: False)
+            device = held.enter_context(free)
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices[device].uuid  # before torch is loaded
         rows = [row for curve in _curves(config, target, console) for row in _rows(curve)]
     table = pa.Table.from_pylist(rows, schema=schema(CurvePoint))
     write_atomically(config.results / "curves.parquet", lambda path: pq.write_table(table, path))

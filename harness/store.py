@@ -3,18 +3,17 @@
 A line is {"record": {...}, "samples": [...]}. Samples of one batch share everything but their duration, so they
 are stored as one object with a list of `seconds`. One process writes, under a lock, and each line is on the disk
 before the next begins: whatever kills it can cut at most the last line, which the next writer sets aside.
-The last record of a key wins. The lines of a run that is kept may lie beside it compressed (gzip), a seventh as large.
+The last record of a key wins. The lines of a run that is kept may lie beside it compressed (xz), a ninth as large.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import gzip
 import json
+import lzma
 import os
 import tempfile
-import zlib
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -56,12 +55,12 @@ def encode(record: Record, batches: list[dict[str, Any]]) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[tuple[Record, list[dict[str, Any]]]]:
-    """Each complete line as (record, batches of samples), in order: first those of `path`.gz, where a run that is kept
+    """Each complete line as (record, batches of samples), in order: first those of `path`.xz, where a run that is kept
     has its earlier ones, then those of `path`; nothing where there is neither.
 
     Raises MachineError when a line is not one: something else has written there.
     """
-    for file, read in ((path.with_name(f"{path.name}.gz"), _unpacked), (path, Path.read_bytes)):
+    for file, read in ((path.with_name(f"{path.name}.xz"), _unpacked), (path, Path.read_bytes)):
         if not file.exists():
             continue
         whole, _, _ = read(file).rpartition(b"\n")
@@ -87,8 +86,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 def _unpacked(path: Path) -> bytes:
     try:
-        return gzip.decompress(path.read_bytes())
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        return lzma.decompress(path.read_bytes())
+    except lzma.LZMAError as error:
         raise MachineError(f"{path}: not whole ({error}); take it from where it is kept, or remove it") from None
 
 

@@ -21,7 +21,7 @@ PLACES = {
     "notebooks": "the executed notebooks",
     "records.parquet": "one row per case and contender; samples.parquet beside it",
     "curves.parquet": "the loss of every step of the trainings",
-    "model.csv": "what a model expects of our kernels on a V100 and an H200; nothing in it was timed but measured_*",
+    "model.csv": "what a model expects of our kernels on a GPU that it names; nothing in it was timed but measured_*",
     "resources.csv": "registers, shared memory and occupancy of each kernel",
 }
 

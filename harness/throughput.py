@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +80,23 @@ class ModelRow(BaseModel):
 
 
 def write_model(config_path: str | Path) -> None:
-    """Write results/<run>/model.csv and print it."""
+    """Write results/<run>/model.csv and print it: of a run without a GPU, the kernels written for what it compiles."""
     config = load_config(config_path)
     records = config.results / "records.parquet"
-    rows = model_rows(pd.read_parquet(records) if records.exists() else None)
+    kernels = [m for m in all_modelled() if config.device == "cuda" or m.kernel.arch in config.architectures]
+    rows = model_rows(pd.read_parquet(records) if records.exists() else None, kernels)
     config.results.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame([row.model_dump() for row in rows], columns=list(ModelRow.model_fields))
     table.to_csv(config.results / "model.csv", index=False, float_format="%.6g", lineterminator="\n")
     print_rows(rows)
 
 
-def model_rows(records: pd.DataFrame | None) -> list[ModelRow]:
-    """A row for each kernel that can be modelled: those written for sm_70 on a V100, the others on an H200.
+def model_rows(records: pd.DataFrame | None, kernels: Iterable[Modelled]) -> list[ModelRow]:
+    """A row for each of `kernels`: those written for sm_70 on a V100, the others on an H200.
 
     records: of the run, to compare with.
     """
-    return [_row(modelled, records) for modelled in all_modelled()]
+    return [_row(modelled, records) for modelled in kernels]
 
 
 def _row(modelled: Modelled, records: pd.DataFrame | None) -> ModelRow:

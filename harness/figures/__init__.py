@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, VoltabenchError
 from harness.figures.style import RC
 from harness.paths import ROOT
 
@@ -66,6 +67,8 @@ FIGURES = {
     "clocks": Drawing("clocks"),
     "model_bound": Drawing("model_bound"),
 }
+MODELLED = ("model_bound", "attention_accumulators")  # drawn from the throughput model, too
+TRAINED = ("training_step", "sparse_training_step")  # ops of which some figures are drawn from trainings
 # Nothing that changes from one drawing to the next: no dates, no versions.
 _METADATA = {
     "pdf": {"Creator": "voltabench", "Producer": None, "CreationDate": None},
@@ -74,22 +77,45 @@ _METADATA = {
 FORMATS = (*_METADATA, "png")
 
 
-def figures_of(config: Config) -> list[str]:
-    """The figures that a run of `config` has: of its ops, and those of every run."""
-    return [name for name, drawing in FIGURES.items() if drawing.op is None or drawing.op in config.ops]
+def figures_of(config: Config) -> dict[str, list[str]]:
+    """The figures that a run of `config` has, by what they wait for: "records", the "model", trainings of an op."""
+    found: dict[str, list[str]] = {}
+    for name, drawing in FIGURES.items():
+        if drawing.op is None or drawing.op in config.ops:
+            group = "model" if name in MODELLED else drawing.op if drawing.op in TRAINED else "records"
+            found.setdefault(group, []).append(name)
+    return found
 
 
-def draw(config: str | Path, name: str) -> None:
+class NotDrawn(VoltabenchError):
+    """Figures that could not be drawn; why has been shown."""
+
+
+def draw(config: str | Path, names: Sequence[str]) -> None:
     """Write results/<run>/figures/<name>.{pdf,svg,png}, the .csv they were drawn from, and the caption as .txt.
 
     Two drawings of the same records are equal byte for byte. Raises ConfigError for an unknown figure or a bad
-    config, MachineError when the run has no records.
+    config, MachineError when the run has no records; NotDrawn, when the others have been drawn.
     """
-    if name not in FIGURES:
-        raise ConfigError(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
+    for name in names:
+        if name not in FIGURES:
+            raise ConfigError(f"unknown figure {name!r}; known: {', '.join(FIGURES)}")
+    # What each figure's own process finds loaded. In one for all, an axes' last digits would depend on the others.
+    import fontTools.subset  # noqa: F401
+    from matplotlib.backends import backend_agg, backend_pdf, backend_svg  # noqa: F401
+
+    from harness.figures import panels  # noqa: F401
     from harness.figures.run import Run
 
-    save(Run.open(config), name)
+    run, broken = Run.open(config), []
+    for name in names:
+        child = multiprocessing.get_context("fork").Process(target=save, args=(run, name))
+        child.start()
+        child.join()
+        if child.exitcode:
+            broken.append(name)
+    if broken:
+        raise NotDrawn(f"not drawn: {', '.join(broken)}; see above")
 
 
 def save(run: Run, name: str) -> None:
@@ -106,16 +132,18 @@ def save(run: Run, name: str) -> None:
         figure.get_layout_engine().execute(figure)
         figure.set_layout_engine("none")  # laid out once, not once per format
         for suffix, metadata in _METADATA.items():  # through the canvas: savefig draws everything twice
+            figure.dpi = RC["figure.dpi"]  # of what is a picture in them; each leaves it at 72
             canvas = get_registered_canvas_class(suffix)(figure)
             getattr(canvas, f"print_{suffix}")(folder / f"{name}.{suffix}", metadata=metadata)
-        _round_paths(folder / f"{name}.svg")
-        figure.dpi = RC["figure.dpi"]  # which the vector formats leave at 72
+        _slim(folder / f"{name}.svg")
+        figure.dpi = RC["figure.dpi"]
         _print_png(figure, folder / f"{name}.png")
 
 
-def _round_paths(path: Path) -> None:
-    """To a hundredth of a point, where matplotlib writes a millionth."""
-    drawn = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), path.read_text(encoding="utf-8"))
+def _slim(path: Path) -> None:
+    """An SVG without its indentation, and to a hundredth of a point where matplotlib writes a millionth."""
+    drawn = re.sub(r"\n +", "\n", path.read_text(encoding="utf-8"))
+    drawn = re.sub(r' (d|x|y)="[^"]*"', lambda number: re.sub(r"(\.\d\d)\d+", r"\1", number[0]), drawn)
     path.write_text(drawn, encoding="utf-8")
 
 

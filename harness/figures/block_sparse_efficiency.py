@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import drawn, facets, legend, line, log_ticks, page, reference_line, share
+from harness.figures.panels import drawn, facets, legend, lines, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 
 TITLE = "Block-sparse attention, efficiency against ours dense (1 is ideal)"
@@ -42,9 +42,8 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     series = drawn(rows, "efficiency", run)
     for ax, group in cells:
         for (name, length), own in group.groupby(["contender", "seqlen_q"]):
-            own = own.sort_values("density")
-            line(ax, own, "density", "efficiency", series[name], 0)
-            sparsest = own.iloc[0]  # where lengths differ most
+            lines(ax, own, "density", "efficiency", {name: series[name]})
+            sparsest = own.loc[own["density"].idxmin()]  # where lengths differ most
             ax.annotate(f"{length:.0f}", (sparsest["density"], sparsest["efficiency"]), fontsize=5, xytext=(-4, 0),
                         textcoords="offset points", ha="right", va="center")  # fmt: skip
         reference_line(ax, 1.0)

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, log_ticks, page, reference_line, share
+from harness.figures.panels import drawn, facets, legend, lines, log_scale, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 from harness.figures.spmm import nothing, over, without_baseline
 from harness.figures.style import BLACK
@@ -33,8 +33,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     for ax, group in cells:
         density = group["density"].drop_duplicates().sort_values()
         ax.plot(density, 1 / density, **_IDEAL)
-        for place, (contender, look) in enumerate(series.items()):
-            line(ax, group[group["contender"] == contender], "density", "speedup", look, place)
+        lines(ax, group, "density", "speedup", series)
         reference_line(ax, 1.0)
         log_ticks(ax, density, share)
         ax.margins(x=0.08)

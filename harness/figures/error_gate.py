@@ -41,7 +41,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
             wrong = (own["status"] == "incorrect").to_numpy()
             x = own["error_ratio"].clip(LOWEST, HIGHEST).to_numpy()
             y = place + (np.linspace(-0.3, 0.3, len(own)) if len(own) > 1 else np.zeros(1))
-            ax.plot(x[~wrong], y[~wrong], **{**look.point, "markersize": 2.5})
+            ax.plot(x[~wrong], y[~wrong], **{**look.point, "markersize": 2.5}, rasterized=True)  # a point a row
             if wrong.any():
                 incorrect = ax.plot(x[wrong], y[wrong], label="incorrect", **_WRONG)
         for limit in group["error_limit"].dropna().unique():

@@ -189,11 +189,17 @@ def grouped_bars(
     return at
 
 
-def line(axes: Axes, rows: pd.DataFrame, x: str, y: str, look: Look, place: int) -> None:
-    """A contender's line; where a value is missing, its name and the word, `place` contenders above the lower edge."""
-    axes.plot(rows[x], rows[y], **look.line)
-    for at, word in zip(rows[x], rows["missing"], strict=True):
-        print_missing(axes, at, word and f"{look.label}: {word}", rise=0.02 + 0.3 * place)
+def lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, series: Mapping[str, Look]) -> None:
+    """A line for each contender of `series`; in the lower left corner, who lacks values, the word for it, and the x
+    where only some are missing."""
+    notes = []
+    for contender, look in series.items():
+        own = rows[rows["contender"] == contender].sort_values(x)
+        axes.plot(own[x], own[y], **look.line)
+        for word, lacking in own[own["missing"] != ""].groupby("missing"):
+            where = ", ".join(f"{at:.4g}" for at in lacking[x])
+            notes.append(f"{look.label}: {word}" + f" at {where}" * (len(lacking) < len(own)))
+    axes.text(0.02, 0.02, "\n".join(notes), fontsize=5, color="#444444", va="bottom", transform=axes.transAxes)
 
 
 def print_missing(axes: Axes, x: float, word: str, *, size: float = 5.0, rise: float = 0.02) -> None:

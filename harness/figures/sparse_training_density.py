@@ -8,7 +8,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import facets, legend, line, log_scale, log_ticks, page, reference_line, share
+from harness.figures.panels import facets, legend, lines, log_scale, log_ticks, page, reference_line, share
 from harness.figures.run import Run
 
 TITLE = "Sparse training, speed-up of SAT's sparse phase over a dense step, by share of blocks kept"
@@ -50,8 +50,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     figure, cells = page(panels, run, TITLE, height=2.0, **labels)
     series = run.looks(rows)
     for ax, group in cells:
-        for place, (contender, look) in enumerate(series.items()):
-            line(ax, group[group["contender"] == contender].sort_values("density"), "density", "over", look, place)
+        lines(ax, group, "density", "over", series)
         reference_line(ax, 1.0)
         log_ticks(ax, group["density"], share)
         log_scale(ax, "y")

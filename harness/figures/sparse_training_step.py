@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, log_ticks, page, share
+from harness.figures.panels import drawn, facets, legend, lines, log_scale, log_ticks, page, share
 from harness.figures.run import Run
 
 TITLE = "Sparse training, time and peak memory of a step (lower is better)"
@@ -36,8 +36,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     figure, cells = page(panels, run, TITLE, height=2.2, xlabel="sequence length")
     series = drawn(rows, "ms", run)
     for ax, group in cells:
-        for place, (contender, look) in enumerate(series.items()):
-            line(ax, group[group["contender"] == contender], "seqlen_q", "shown", look, place)
+        lines(ax, group, "seqlen_q", "shown", series)
         log_ticks(ax, group["seqlen_q"], "{:.0f}".format)
         log_scale(ax, "y")
     legend(figure, rows, series, "line")

@@ -13,12 +13,14 @@ VALUES = [
     *("bytes_floor", "gbps", "bandwidth_fraction", "conversion_s"),
 ]
 PUBLISHED = "Flash-LLM as published (A100)"
+TYPICAL_N = 16  # shown alone where every N would take more room than there is
+ELSEWHERE = "other N are in the CSV"
 
 
-def spmm_rows(run: Run) -> pd.DataFrame:
+def spmm_rows(run: Run, *keep: str) -> pd.DataFrame:
     """SpMM rows with their `layer` ("30B fc1", or "m x k" for one that the paper does not have): an ordered category,
-    the paper's layers first."""
-    rows = run.select("spmm", SHAPE, VALUES, keep=["baseline", "tuning"], speed=True)
+    the paper's layers first; and the columns `keep`."""
+    rows = run.select("spmm", SHAPE, VALUES, keep=["baseline", *keep], speed=True)
     known, sizes = _layers(), list(zip(rows["m"], rows["k"], strict=True))
     names = {size: known.get(size, f"{size[0]:.0f}x{size[1]:.0f}") for size in [*known, *sorted(set(sizes))]}
     layers = pd.Categorical([names[size] for size in sizes], list(names.values()), ordered=True)
@@ -51,12 +53,13 @@ def nothing(rows: pd.DataFrame, run: Run) -> str | None:
     return run.explain(compared, "speed-ups") if compared["speedup"].isna().all() else None
 
 
-def published_speedups() -> pd.DataFrame:
-    """Flash-LLM's published speed-up over cuBLAS: columns m, k, n, sparsity, contender, published_a100."""
+def with_published(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with `published_a100`, Flash-LLM's published speed-up over cuBLAS, which is of random zeros."""
     points = pd.read_csv(PAPER / "flash_llm_kernel_a100.csv")
     wide = points.pivot(index=["m", "k", "n", "sparsity"], columns="system", values="tflops")
     ratio = (wide["Flash-LLM"] / wide["cuBLAS"]).rename("published_a100").reset_index()
-    return ratio.assign(contender="flash_llm_tiled_csl")
+    ratio = ratio.assign(contender="flash_llm_tiled_csl", pattern="random")
+    return rows.merge(ratio, on=["m", "k", "n", "sparsity", "contender", "pattern"], how="left")
 
 
 def _layers() -> dict[tuple[int, int], str]:

@@ -28,6 +28,7 @@ def boxes_by_sparsity(rows: pd.DataFrame, run: Run, title: str, value: str, ylab
     rows = rows.assign(level=[*map(_level, rows["sparsity"], rows["pattern"])], others=others)
     panels = facets(rows, ["n", "others"], ["experiment", "dtype"])
     panels = [(title, group) for title, group in panels if group[value].notna().any()]
+    panels.sort(key=lambda panel: panel[1]["others"].any())  # whose long labels would part the lines of random zeros
     columns = 2 if rows.loc[rows["pattern"] != "random", value].notna().any() else 3
     figure, cells = page(panels, run, title, columns=columns, height=1.9, xlabel="zeros", ylabel=ylabel)
     series = drawn(rows, value, run)
@@ -70,6 +71,7 @@ def _boxes(ax: Axes, rows: pd.DataFrame, value: str, series: Mapping[str, Look],
                     medianprops=_THIN, whiskerprops=_THIN, capprops=_THIN,
                 )  # fmt: skip
             spread = np.linspace(-0.25, 0.25, len(values)) * width if len(values) > 1 else np.zeros(len(values))
-            ax.plot(at + spread, values, **{**look.point, "markersize": 3})
+            size = 2 if len(values) >= BOX_FROM else 3
+            ax.plot(at + spread, values, **{**look.point, "markersize": size}, rasterized=True)  # hundreds
             if values.empty:
                 print_missing(ax, at, "/".join(sorted(set(group["missing"]))))

@@ -36,7 +36,7 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
         words = both["missing"].reindex(index=layers, columns=values.columns).fillna("")
         shown = np.exp2(values).map("{:.2f}".format).where(values.notna(), words)
         look = {"cmap": "RdBu", "vmin": -reach, "vmax": reach, "cbar": False, "fmt": "", "annot_kws": {"fontsize": 5.5}}
-        sns.heatmap(values.fillna(0), ax=ax, annot=shown, xticklabels=False, yticklabels=False, **look)
+        sns.heatmap(values, ax=ax, annot=shown, xticklabels=False, yticklabels=False, **look)
         ax.set(xlabel="zeros", ylabel="")
         ax.set_yticks(np.arange(len(layers)) + 0.5, layers, fontsize=6)  # not by seaborn, which draws to find overlaps
         _two_levels(ax, values.columns)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.figures.panels import drawn, facets, legend, line, log_scale, page, reference_line
+from harness.figures.panels import drawn, facets, legend, lines, log_scale, page, reference_line
 from harness.figures.run import Run
 from harness.figures.spmm import over, random_only, spmm_rows
 from harness.figures.style import BLACK, GREY, SKY
@@ -28,7 +28,7 @@ def table(run: Run) -> pd.DataFrame:
     `speedup` and `bound` (the baseline's bytes / its own) are geometric means over layers, `least` is the slowest
     layer's speed-up, `layers` counts them.
     """
-    rows = random_only(spmm_rows(run))
+    rows = random_only(spmm_rows(run, "tuning"))
     dense = rows[rows["contender"] == rows["baseline"]].set_index(["experiment", "case_id"])["bytes_floor"]
     keys = pd.MultiIndex.from_frame(rows[["experiment", "case_id"]])
     rows = rows.assign(bound=dense.reindex(keys).to_numpy() / rows["bytes_floor"])
@@ -76,9 +76,9 @@ def plot(rows: pd.DataFrame, run: Run) -> Figure:
     series = drawn(compared, "speedup", run)
     for ax, group in cells:
         group = group.assign(zeros=group["sparsity"] * 100)
-        for place, (contender, look) in enumerate(series.items()):
+        lines(ax, group, "zeros", "speedup", series)
+        for contender, look in series.items():
             own = group[group["contender"] == contender]
-            line(ax, own, "zeros", "speedup", look, place)
             ax.plot(own["zeros"], own["bound"], color=look.colour, **_BOUND)
         for name, (_, dashes) in _CHOICES.items():
             own = group[group["contender"] == name]

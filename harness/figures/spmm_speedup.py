@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.figures.run import Run
-from harness.figures.spmm import nothing, over, published_speedups, spmm_rows, without_baseline
+from harness.figures.spmm import nothing, over, spmm_rows, with_published, without_baseline
 from harness.figures.spmm_boxes import boxes_by_sparsity, by_sparsity
 
 __all__ = ["TITLE", "nothing", "plot", "table"]
@@ -14,9 +14,7 @@ TITLE = "SpMM, speed-up by share of zeros (a point is a layer)"
 
 
 def table(run: Run) -> pd.DataFrame:
-    return by_sparsity(
-        spmm_rows(run).merge(published_speedups(), on=["m", "k", "n", "sparsity", "contender"], how="left")
-    )
+    return by_sparsity(with_published(spmm_rows(run)))
 
 
 def plot(rows: pd.DataFrame, run: Run) -> Figure:

@@ -30,7 +30,7 @@ def test_rows_are_cases_times_contenders(smoke):
 
 
 def test_refused_rows_have_status_contender_and_reason(smoke):
-    refused = plan_panel(smoke, "spmm/structured", CPU).refused
+    refused = plan_panel(smoke, "spmm/patterns", CPU).refused
     ((status, _contender, reason),) = [key for key in refused if key[1] == "semi_structured"]
     assert status == "unavailable"
     assert reason

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import os
 import random
 import resource
@@ -80,16 +80,16 @@ def test_a_torn_line_is_set_aside_and_nothing_else_is_touched(tmp_path: Path, cu
 
 
 def test_a_run_that_is_kept_may_be_compressed(tmp_path: Path) -> None:
-    path, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
+    path, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.xz"
     kept = pack(samples())
-    packed.write_bytes(gzip.compress(store.encode(record(), kept)))
+    packed.write_bytes(lzma.compress(store.encode(record(), kept)))
     assert [(r.case_id, batches) for r, batches in read_lines(path)] == [("op.a", kept)]
     with Store(path) as out:
         out.append(record(device_name="anew"), [])
         out.append(record("op.b"), [])
     assert [(r.case_id, r.device_name) for r in latest(path).values()] == [("op.a", "anew"), ("op.b", None)]
     packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(MachineError, match=r"a\.jsonl\.gz: not whole"):
+    with pytest.raises(MachineError, match=r"a\.jsonl\.xz: not whole"):
         list(read_lines(path))
 
 

@@ -10,7 +10,7 @@ rule build:
         ),
     log:
         f"{RESULTS}/logs/build.log",
-    priority: 2
+    priority: 3
     conda:
         ENVIRONMENT
     resources:

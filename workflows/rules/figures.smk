@@ -4,7 +4,8 @@ from harness.figures import FIGURES, FORMATS, caption, figures_of
 rule model:
     input:
         config=CONFIG_FILE,
-        records=rules.collect.output,
+        # Of a CPU there are none of a kernel's time to compare with, and the model need not wait.
+        records=rules.collect.output if CONFIG.device == "cuda" else [],
     output:
         report(
             f"{RESULTS}/model.csv", caption="../report/model.rst", category="Kernels"
@@ -22,48 +23,54 @@ rule model:
         "voltabench model {input.config} > {log} 2>&1"
 
 
-rule figure:
-    input:
-        config=CONFIG_FILE,
-        records=rules.collect.output,
-        curves=lambda wildcards: (
-            CURVES if wildcards.figure == "training_curves" else []
-        ),
-        trainings=lambda wildcards: (
-            TRAININGS if wildcards.figure.startswith("sparse_training") else []
-        ),
-        model=lambda wildcards: (
-            rules.model.output
-            if wildcards.figure in ("model_bound", "attention_accumulators")
-            else []
-        ),
-    output:
-        report(
-            f"{RESULTS}/figures/{{figure}}.svg",
-            caption="../report/figure.rst",
-            category="Figures",
-        ),
-        multiext(
-            f"{RESULTS}/figures/{{figure}}",
-            *(f".{suffix}" for suffix in (*FORMATS, "csv", "txt") if suffix != "svg"),
-        ),
-    log:
-        f"{RESULTS}/logs/figures/{{figure}}.log",
-    wildcard_constraints:
-        figure="|".join(FIGURES),
-    conda:
-        ENVIRONMENT
-    params:
-        caption=lambda wildcards: caption(wildcards.figure),
-        drawn_by=run.figures_hash(),
-    message:
-        "drawing {wildcards.figure}"
-    shell:
-        "voltabench figure {input.config} {wildcards.figure} > {log} 2>&1"
+DRAWN = figures_of(CONFIG)
+# Beside the records.
+DRAWN_FROM = {
+    "training_step": CURVES,
+    "sparse_training_step": TRAININGS,
+    "model": rules.model.output,
+}
+
+# Those that wait for the same by one command: to start Python and matplotlib takes as long as a figure.
+for group, names in DRAWN.items():
+
+    rule:
+        name:
+            f"figures_of_{group}"
+        input:
+            DRAWN_FROM.get(group, []),
+            config=CONFIG_FILE,
+            records=rules.collect.output,
+        output:
+            [
+                report(
+                    f"{RESULTS}/figures/{name}.svg",
+                    caption=f"../report/{name}.rst",
+                    category="Figures",
+                )
+                for name in names
+            ],
+            expand(
+                f"{RESULTS}/figures/{{name}}.{{suffix}}",
+                name=names,
+                suffix=[*(form for form in FORMATS if form != "svg"), "csv", "txt"],
+            ),
+        log:
+            f"{RESULTS}/logs/figures/{group}.log",
+        conda:
+            ENVIRONMENT
+        params:
+            names=names,
+            captions=[caption(name) for name in names],
+            drawn_by=run.figures_hash(),
+        message:
+            f"drawing {', '.join(names)}"
+        shell:
+            "voltabench figure {input.config} {params.names} > {log} 2>&1"
 
 
 rule figures:
     input:
-        expand(f"{RESULTS}/figures/{{figure}}.svg", figure=figures_of(CONFIG)),
+        expand(f"{RESULTS}/figures/{{name}}.svg", name=sum(DRAWN.values(), [])),
     message:
         f"figures are in {RESULTS}/figures"

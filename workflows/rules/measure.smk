@@ -13,6 +13,7 @@ rule measure:
         f"{RESULTS}/logs/measure/{{panel}}.log",
     wildcard_constraints:
         panel="|".join(set(CONFIG.panel_names()) - set(HEADLINE)) or "(?!)",
+    priority: 1  # one after another, they take longest
     conda:
         ENVIRONMENT
     resources:
@@ -27,7 +28,7 @@ rule measure:
 use rule measure as measure_headline with:
     wildcard_constraints:
         panel="|".join(HEADLINE) or "(?!)",
-    priority: 1
+    priority: 2
 
 
 CURVES = [f"{RESULTS}/curves.parquet"] if CONFIG.training_curves else []

@@ -13,7 +13,8 @@ rule train:
         f"{RESULTS}/logs/training/{{training}}.log",
     wildcard_constraints:
         training="|".join(CONFIG.trainings) or "(?!)",
-    priority: -1
+    # On a GPU last of all; else beside measuring, as figures, claims and a notebook wait for it.
+    priority: -EXCLUSIVE
     conda:
         ENVIRONMENT
     resources:

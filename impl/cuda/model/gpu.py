@@ -22,6 +22,7 @@ _PIPES = {
     "uniform": ("UIADD3", "UMOV", "ULEA", "UISETP", "USEL", "USHF", "ULOP3", "UIMAD"),
     "other": ("S2R", "S2UR", "LDC", "ULDC", "MEMBAR", "ERRBAR", "CCTL", "CGAERRBAR"),
 }
+PIPES = (*_PIPES, "alu")
 PIPE_OF = {name: pipe for pipe, names in _PIPES.items() for name in names}
 
 

@@ -15,11 +15,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from impl.cuda.model.gpu import OF_SM, QUEUED, SCHEDULERS
+from impl.cuda.model.gpu import OF_SM, PIPES, QUEUED, SCHEDULERS
 
 QUEUE = 5  # instructions of a scheduler that a queue holds (Huerta et al., arXiv 2503.20481)
 OPERANDS_READ = 9  # clocks after which a queued instruction has read its registers (the same)
 _BARRIERS = 6
+_RESULT = {pipe: f"{pipe} result" for pipe in PIPES}
+_OPERANDS = {pipe: f"{pipe} operands" for pipe in PIPES}
 _PASSES = 8  # at least; more of short loops, whose warps take longer to settle
 _STEPS = 6_000
 
@@ -64,18 +66,33 @@ def simulate(steps: Sequence[Step], warps_per_block: int, blocks: int) -> Timing
     all_passes = max(_PASSES, _STEPS // len(steps))
     begin = sm.run_until(all_passes // 4)
     sm.waiting.clear()
-    issued = sum(warp.issued for warp in sm.warps)
+    issued = sm.issued
     clocks = sm.run_until(all_passes) - begin
-    passes = (sum(warp.issued for warp in sm.warps) - issued) / len(steps)
+    passes = (sm.issued - issued) / len(steps)
     total = sum(sm.waiting.values())
-    return Timing(clocks * SCHEDULERS / passes, {reason: share / total for reason, share in sm.waiting.most_common()})
+    return Timing(
+        clocks * SCHEDULERS / passes,
+        {reason: share / total for reason, share in Counter(sm.waiting).most_common()},
+    )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
+class _Scheduler:
+    order: list[_Warp]  # the one that it issued last, then the one that has waited longest
+    soonest: float = 0.0  # before, none of its warps can be issued
+    operands_read: float = 0.0  # by the register file, of those before
+    free: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # when its own pipes are
+    accepts: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # the clock that a pipe does from
+    queues: dict[str, deque[float]] = field(
+        default_factory=lambda: {pipe: deque([0.0] * QUEUE, maxlen=QUEUE) for pipe in QUEUED}
+    )
+
+
+@dataclass(eq=False, slots=True)
 class _Warp:
     block: int
-    scheduler: int
     next: Step
+    scheduler: _Scheduler
     issued: int = 0  # steps, through all passes
     since: float = 0.0  # of the last issue
     ready: float = 0.0  # when the next step may be issued, as far as the warp itself goes; never while it is held
@@ -84,89 +101,106 @@ class _Warp:
 
 
 class _Sm:
+    """Millions of steps: what nothing has changed since the last clock is not looked at again."""
+
     def __init__(self, steps: Sequence[Step], warps_per_block: int, blocks: int):
         self._steps = steps
-        self.warps = [_Warp(b, w % SCHEDULERS, steps[0]) for b in range(blocks) for w in range(warps_per_block)]
-        self.waiting: Counter[str] = Counter()
+        self._schedulers = [_Scheduler([]) for _ in range(SCHEDULERS)]
+        self._warps = [
+            _Warp(b, steps[0], self._schedulers[w % SCHEDULERS]) for b in range(blocks) for w in range(warps_per_block)
+        ]
+        for warp in self._warps:
+            warp.scheduler.order.append(warp)
+        self.issued = 0  # steps of all warps
+        self.waiting: dict[str, float] = defaultdict(float)
         self._clock = 0
-        self._order = [[w for w in self.warps if w.scheduler == s] for s in range(SCHEDULERS)]
-        self._free: dict[tuple[int, str], float] = defaultdict(float)
-        self._queues: dict[tuple[int, str], deque[float]] = defaultdict(lambda: deque([0.0] * QUEUE, maxlen=QUEUE))
+        self._free: dict[str, float] = defaultdict(float)  # when the pipes of the SM are
 
     def run_until(self, passes: int) -> int:
         """Go on until the warps have made so many passes in the mean; returns the clock."""
-        wanted = passes * len(self._steps) * len(self.warps)
-        while sum(warp.issued for warp in self.warps) < wanted:
-            soonest = min(map(self._issue_one, self._order))
-            self._clock = max(self._clock + 1, math.ceil(soonest))
+        wanted = passes * len(self._steps) * len(self._warps)
+        while self.issued < wanted:
+            for scheduler in self._schedulers:
+                if scheduler.soonest <= self._clock:
+                    scheduler.soonest = self._issue_one(scheduler)
+            self._clock = max(self._clock + 1, math.ceil(min(s.soonest for s in self._schedulers)))
         return self._clock
 
-    def _issue_one(self, order: list[_Warp]) -> float:
+    def _issue_one(self, scheduler: _Scheduler) -> float:
         """Issue of one of a scheduler's warps, if one can; returns when the next might."""
-        soonest = math.inf
-        for warp in order:
+        soonest, clock, operands_read = math.inf, self._clock, math.floor(scheduler.operands_read)
+        for place, warp in enumerate(scheduler.order):
             when = warp.ready
-            if when <= self._clock:
-                taken = self._accepts(warp)
-                if taken <= self._clock:
-                    self._issue(warp, taken)
-                    order.remove(warp)
-                    order.insert(0, warp)
-                    return self._clock + 1
-                when = taken
+            if when <= clock:
+                when = scheduler.accepts[warp.next.pipe]
+                if when < operands_read:
+                    when = operands_read
+                if when <= clock:
+                    if place:
+                        scheduler.order.insert(0, scheduler.order.pop(place))
+                    self._issue(warp, when)
+                    return clock + 1
             if when < soonest:
                 soonest = when
         return soonest
 
-    def _accepts(self, warp: _Warp) -> float:
-        """When the register file and the pipe of the warp's next step take it."""
-        scheduler, pipe = warp.scheduler, warp.next.pipe
-        pipe_free = self._queues[scheduler, pipe][0] if pipe in QUEUED else math.floor(self._free[scheduler, pipe])
-        return max(pipe_free, math.floor(self._free[scheduler, "registers"]))
-
     def _issue(self, warp: _Warp, taken: float) -> None:
-        step, now, free = warp.next, self._clock, self._free
+        step, now, scheduler = warp.next, self._clock, warp.scheduler
+        pipe = step.pipe
         self._account(warp, taken)
-        unit = (0 if step.pipe in OF_SM else warp.scheduler, step.pipe)
-        start = max(now, free[unit])
-        done = free[unit] = start + step.service
-        free[warp.scheduler, "registers"] = max(now, free[warp.scheduler, "registers"]) + step.reads
-        if step.pipe in QUEUED:
-            self._queues[warp.scheduler, step.pipe].append(start)
+        free = self._free if pipe in OF_SM else scheduler.free
+        start = free[pipe]
+        if start < now:
+            start = now
+        done = free[pipe] = start + step.service
+        if step.reads or scheduler.operands_read < now:
+            scheduler.operands_read = max(now, scheduler.operands_read) + step.reads
+        if pipe in QUEUED:
+            queue = scheduler.queues[pipe]
+            queue.append(start)
+            scheduler.accepts[pipe] = queue[0]
+        else:
+            scheduler.accepts[pipe] = math.floor(done)
         if step.transfer:
-            done = free[0, "transfer"] = max(start, free[0, "transfer"]) + step.transfer
+            done = self._free["transfer"] = max(start, self._free["transfer"]) + step.transfer
         if step.copied:
-            free[0, "shared"] = max(start, free[0, "shared"]) + step.copied
+            self._free["shared"] = max(start, self._free["shared"]) + step.copied
         if step.write_barrier is not None:
-            _count_up(warp, step.write_barrier, done + step.latency, f"{step.pipe} result")
+            _count_up(warp, step.write_barrier, done + step.latency, _RESULT[pipe])
         if step.read_barrier is not None:
-            _count_up(warp, step.read_barrier, start + OPERANDS_READ, f"{step.pipe} operands")
+            _count_up(warp, step.read_barrier, start + OPERANDS_READ, _OPERANDS[pipe])
+        self.issued += 1
         warp.issued += 1
         warp.next = self._steps[warp.issued % len(self._steps)]
-        if step.pipe == "barrier":
+        if pipe == "barrier":
             self._arrive(warp, step)
         else:
-            _prepare(warp, now + max(1, step.stall), "stall")
+            _prepare(warp, now + (step.stall or 1), "stall")
 
     def _arrive(self, warp: _Warp, step: Step) -> None:
         warp.ready = math.inf
-        block = [w for w in self.warps if w.block == warp.block]
+        block = [w for w in self._warps if w.block == warp.block]
         if all(w.ready == math.inf for w in block):
             for w in block:
                 _prepare(w, self._clock + max(step.stall, step.latency), "barrier")
+                w.scheduler.soonest = min(w.scheduler.soonest, w.ready)
 
     def _account(self, warp: _Warp, taken: float) -> None:
         """Book the clocks since the warp's last issue under their reasons."""
-        accepted = max(warp.ready, taken)
-        self.waiting["issued"] += 1
-        self.waiting[warp.reason] += warp.ready - warp.since - 1
-        self.waiting[warp.next.pipe] += accepted - warp.ready
-        self.waiting["other warps"] += self._clock - accepted
-        warp.since = self._clock
+        waiting, ready, now = self.waiting, warp.ready, self._clock
+        waiting["issued"] += 1
+        waiting[warp.reason] += ready - warp.since - 1
+        if ready < taken:
+            waiting[warp.next.pipe] += taken - ready
+            ready = taken
+        if ready < now:
+            waiting["other warps"] += now - ready
+        warp.since = now
 
 
 def _count_up(warp: _Warp, barrier: int, until: float, reason: str) -> None:
-    warp.barriers[barrier] = max(warp.barriers[barrier], (until, reason))
+    if warp.barriers[barrier] < (until, reason):
+        warp.barriers[barrier] = until, reason
 
 
 def _prepare(warp: _Warp, ready: float, reason: str) -> None:

@@ -16,7 +16,8 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from harness.errors import ConfigError
-from harness.figures import FIGURES, FORMATS, caption, draw, render, save
+from harness.figures import FIGURES, FORMATS, NotDrawn, caption, draw, render, save, spmm_payback
+from harness.figures.run import Run
 from harness.figures.sparse_training_density import break_even
 from harness.paths import ROOT
 from tests.harness.figures import synthetic
@@ -456,7 +457,7 @@ def test_other_patterns_of_zeros_have_panels_of_their_own_where_they_were_timed(
         records.append(maker.record("spmm", contender, None if emulated else times[contender], case))
     run = synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path)
     figure = render(run, "spmm_speedup")[1]
-    titles = ["N=8", "N=8, other patterns", "N=16", "N=16, other patterns", "N=32"]
+    titles = ["N=8", "N=16", "N=32", "N=8, other patterns", "N=16, other patterns"]
     assert [ax.get_title() for ax in panels(figure)] == titles
     check_texts(figure)
 
@@ -467,6 +468,43 @@ def test_times_of_many_layers_are_shown_at_one_width(tmp_path):
     rows, figure = render(synthetic.run_of(records, tmp_path), "spmm_latency")
     assert [ax.get_title() for ax in panels(figure)] == [f"{m}x{k}, N=16" for m, k in shapes]
     assert set(rows["n"]) == {8, 16, 32}
+
+
+def test_layers_of_many_bars_are_shown_at_one_width_across_the_page(tmp_path):
+    shapes = tuple((128 * i, 256) for i in range(1, 15))
+    records = synthetic.spmm(synthetic.Maker("cuda"), shapes, (8, 16, 32), (0.7, 0.8))
+    rows, figure = render(synthetic.run_of(records, tmp_path), "spmm_layers")
+    drawn = panels(figure)
+    assert [ax.get_title() for ax in drawn] == ["70 % zeros, N=16", "80 % zeros, N=16"]
+    assert len({ax.get_position().x0 for ax in drawn}) == 1
+    assert set(rows["n"]) == {8, 16, 32}
+
+
+def test_a_line_says_once_what_it_lacks_and_where(tmp_path):
+    maker, records = synthetic.Maker("cuda"), []
+    for sparsity, contender in itertools.product((0.7, 0.8, 0.9), ("cublas", "sputnik", "sparta")):
+        for k in (256, 512):
+            case = {"m": 256, "k": k, "n": 16, "sparsity": sparsity}
+            lacks = (contender == "sputnik" and k == 512) or (contender == "sparta" and k == 512 and sparsity != 0.8)
+            status = {"status": "unsupported", "reason": "made up"} if lacks else {}
+            values = {"gbps": 1000.0, "bandwidth_fraction": 0.5, **status}
+            records.append(maker.record("spmm", contender, 1e-5, case, **values))
+    run = synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path)
+    figure = render(run, "spmm_latency")[1]
+    notes = [[text for text in texts(ax) if "n.a." in text] for ax in panels(figure)]
+    assert notes == [[], ["sputnik: n.a.\nsparta: n.a. at 70, 90"]]
+    check_texts(figure)
+
+
+def test_published_points_are_of_random_zeros_only(tmp_path):
+    maker, case = synthetic.Maker("cuda"), {"m": 28672, "k": 7168, "n": 16, "sparsity": 0.8}
+    records = [
+        maker.record("spmm", contender, 1e-4, case | {"pattern": pattern})
+        for pattern in ("random", "banded") for contender in ("cublas", "flash_llm_tiled_csl", "flash_llm_bitmap")
+    ]  # fmt: skip
+    rows = table(synthetic.run_of(synthetic.with_speedups(records, "cublas"), tmp_path), "spmm_speedup")
+    have = rows[rows["published_a100"].notna()]
+    assert list(zip(have["contender"], have["pattern"], strict=True)) == [("flash_llm_tiled_csl", "random")]
 
 
 def test_a_conversion_is_paid_back_by_what_the_multiplications_save(tmp_path):
@@ -545,7 +583,20 @@ def test_no_fraction_of_a_bandwidth_without_a_copy(tmp_path):
 
 def test_unknown_figure_is_one_line():
     with pytest.raises(ConfigError, match="unknown figure 'attention_sideways'; known: attention_forward"):
-        draw("config/smoke.yaml", "attention_sideways")
+        draw("config/smoke.yaml", ["error_gate", "attention_sideways"])
+
+
+def test_a_broken_figure_is_named_and_the_others_are_drawn(tmp_path, monkeypatch, capfd):
+    run = synthetic.run_of(synthetic.cpu_records(), tmp_path)
+    monkeypatch.setattr(Run, "open", lambda _: run)
+    monkeypatch.setattr(spmm_payback, "table", lambda _: 1 / 0)
+    with pytest.raises(NotDrawn, match="not drawn: spmm_payback; see above"):
+        draw("mine.yaml", ["spmm_payback", "spmm_latency"])
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    folder, alone = run.folder / "figures", synthetic.run_of(synthetic.cpu_records(), tmp_path / "alone")
+    save(alone, "spmm_latency")
+    drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert drawn == {path.name: path.read_bytes() for path in (alone.folder / "figures").iterdir()}
 
 
 def test_every_figure_has_a_caption():
