@@ -240,13 +240,16 @@ def _ratios(run: Run, ours: pd.DataFrame, baseline: pd.DataFrame, of: str) -> tu
         return (pairs["peak_bytes_of_baseline"] / pairs["peak_bytes"]).astype(float), 0
     if (pairs["baseline"] == theirs).all() and pairs["speedup"].notna().all():
         return pairs["speedup"], 0
-    keep = [("contender", "in", [theirs, own]), ("metric", "==", "cold"), ("accepted", "==", True)]
-    samples = pd.read_parquet(run.folder / "samples.parquet", filters=keep)
+    keep = [("contender", "in", [theirs, own]), ("case_id", "in", [*pairs["case_id"]])]
+    keep += [("metric", "==", "cold"), ("accepted", "==", True)]
+    columns = [*_KEY, "panel", "contender", "round"]
+    samples = pd.read_parquet(run.folder / "samples.parquet", columns=[*columns, "seconds"], filters=keep)
+    times: dict[tuple, dict] = {}  # of each case in a panel: the median of each contender's rounds
+    for (*key, contender, number), median in samples.groupby(columns)["seconds"].median().items():
+        times.setdefault(tuple(key), {theirs: {}, own: {}})[contender][number] = [median]
     in_turns = {}
-    for key, rows in samples.groupby([*_KEY, "panel"]):
-        by_name = rows.groupby("contender")
-        rounds = {name: of_one.groupby("round")["seconds"].agg(list).to_dict() for name, of_one in by_name}
-        if ratio := ratio_by_rounds(rounds.get(theirs, {}), rounds.get(own, {})):
+    for key, rounds in times.items():
+        if ratio := ratio_by_rounds(rounds[theirs], rounds[own]):
             in_turns.setdefault(key[:-1], ratio[0])
     cases = pd.MultiIndex.from_frame(pairs[_KEY])
     ratios = pairs["cold_median_s_of_baseline"] / pairs["cold_median_s"]
